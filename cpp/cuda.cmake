@@ -1,0 +1,54 @@
+# The CUDA kernels of the target metatomic_tc. cudart is linked statically and cuBLASLt is found at
+# run time, so that the library loads on machines without CUDA too.
+include(CheckLanguage)
+check_language(CUDA)
+if(NOT CMAKE_CUDA_COMPILER)
+    message(FATAL_ERROR
+        "PyTorch ${Torch_VERSION} here is a CUDA ${Torch_CUDA} build, but no CUDA compiler (nvcc) was "
+        "found; install the CUDA toolkit, or build without GPU support: "
+        "pip install . -C cmake.define.METATOMIC_TC_CUDA=OFF")
+endif()
+if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
+    # machine code for each generation that has a kernel of its own, and PTX for the others
+    set(CMAKE_CUDA_ARCHITECTURES "80;90a-real;100-real")
+endif()
+enable_language(CUDA)
+
+find_python_package(cutlass_library cutlass_directory)
+find_path(CUTLASS_INCLUDE_DIR cutlass/cutlass.h
+    PATHS "${cutlass_directory}/source/include" NO_CMAKE_FIND_ROOT_PATH)
+if(NOT CUTLASS_INCLUDE_DIR)
+    message(FATAL_ERROR
+        "The CUTLASS headers were not found, but the CUDA kernels are built from them; install them: "
+        "pip install --no-deps nvidia-cutlass==4.2.0.0")
+endif()
+
+find_python_package(nvidia nvidia_directory)
+find_path(CUBLASLT_INCLUDE_DIR cublasLt.h
+    PATHS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}
+        "${nvidia_directory}/cu13/include" "${nvidia_directory}/cublas/include")
+if(NOT CUBLASLT_INCLUDE_DIR)
+    message(FATAL_ERROR
+        "The header cublasLt.h was found neither in the CUDA toolkit nor in the Python environment; "
+        "install it: pip install --no-deps nvidia-cublas==13.0.2.14")
+endif()
+
+target_sources(metatomic_tc PRIVATE
+    kernels/cublas.cpp
+    kernels/cutlass_3xtf32.cu
+    kernels/cutlass_3xtf32_128x128_plain.cu
+    kernels/cutlass_3xtf32_128x128_transposed.cu
+    kernels/cutlass_3xtf32_64x64_plain.cu
+    kernels/cutlass_3xtf32_64x64_transposed.cu
+    kernels/cutlass_3xtf32_64x64_unaligned_plain.cu
+    kernels/cutlass_3xtf32_64x64_unaligned_transposed.cu
+    kernels/gemm_cuda.cpp
+    kernels/nonfinite.cu
+)
+target_include_directories(metatomic_tc PRIVATE
+    ${CUTLASS_INCLUDE_DIR} ${CUBLASLT_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+target_compile_options(metatomic_tc PRIVATE
+    $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+set_source_files_properties(kernels/gemm_cuda.cpp PROPERTIES
+    COMPILE_DEFINITIONS "METATOMIC_TC_CUDA_ARCHITECTURES=\"${CMAKE_CUDA_ARCHITECTURES}\"")
+set_target_properties(metatomic_tc PROPERTIES CUDA_RUNTIME_LIBRARY Static CUDA_STANDARD 17)

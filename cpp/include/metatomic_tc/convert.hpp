@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <torch/script.h>
+
+#include "metatomic_tc/modes.hpp"
+
+namespace metatomic_tc {
+
+/// One linear layer of a TorchScript module.
+struct LinearLayer {
+    /// Where it is, e.g. "module.backend.gnn_layers.0.compress.2".
+    std::string path;
+    /// -1 when the weight is computed at run time, so that the shape is not known yet.
+    int64_t in_features;
+    int64_t out_features;
+    /// true when the layer computes in the requested mode, false when it stays in FP32.
+    bool replaced;
+};
+
+struct ConversionReport {
+    Mode mode;
+    std::vector<LinearLayer> layers;
+
+    /// Number of layers that compute in `mode`.
+    int64_t replaced() const;
+    /// Number of layers that stay in FP32 (see `stays_fp32`).
+    int64_t left() const;
+    /// {"mode": ..., "layers": [{"path", "in_features", "out_features", "replaced"}, ...]}
+    std::string to_json() const;
+};
+
+/// Rewrites every `aten::linear` and `metatomic_tc::linear` of `module` (all nested modules and
+/// methods) into `metatomic_tc::linear` with the given mode, in place. Must be called before the
+/// module runs for the first time. Layers that are too small to gain call the operator too, which
+/// computes them in FP32; the report counts them as left.
+ConversionReport convert_linear_layers(torch::jit::Module &module, Mode mode);
+
+} // namespace metatomic_tc

@@ -1,0 +1,55 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "metatomic_tc/dispatch.hpp"
+
+namespace metatomic_tc {
+
+/// C[M,N] = A[M,K]·B + bias on a CUDA device: FP32, row-major, device pointers.
+struct Gemm {
+    int64_t M;
+    int64_t N;
+    int64_t K;
+    const float *A;
+    /// Elements between rows of A, >= K.
+    int64_t lda;
+    const float *B;
+    /// Elements between rows of B.
+    int64_t ldb;
+    /// true: B is stored [N,K] and C = A·Bᵀ (a layer's forward); false: B is stored [K,N] and
+    /// C = A·B (a layer's input gradient).
+    bool transpose_b;
+    /// N elements, or nullptr.
+    const float *bias;
+    float *C;
+    /// Elements between rows of C, >= N.
+    int64_t ldc;
+};
+
+/// Bytes of device memory, aligned to 256, that `gemm` needs as its workspace.
+std::size_t gemm_workspace_size(Implementation implementation, const Gemm &problem);
+
+/// Enqueues the product on `stream` (a `cudaStream_t`) of the current device. Nothing is allocated
+/// on the device and nothing waits, so CUDA graphs can capture the call.
+///
+/// Rows of A or columns of B with Inf or NaN give what FP32 gives.
+/// @throws std::runtime_error when the launch fails, or when `implementation` needs CUDA and the
+///         library was built without it.
+void gemm(
+    Implementation implementation,
+    const Gemm &problem,
+    void *workspace,
+    std::size_t workspace_size,
+    void *stream
+);
+
+/// The CUDA device number `index` as the dispatch table sees it.
+/// @throws std::runtime_error when the library was built without CUDA or there is no such device.
+Hardware cuda_hardware(int index);
+
+/// Architectures the CUDA kernels were compiled for, e.g. "80;90a;100", or "" without CUDA.
+const char *cuda_architectures();
+
+} // namespace metatomic_tc

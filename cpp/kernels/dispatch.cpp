@@ -1,0 +1,134 @@
+#include "metatomic_tc/dispatch.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+
+namespace metatomic_tc {
+
+namespace {
+
+constexpr int any_newer = std::numeric_limits<int>::max();
+
+std::string join(const std::vector<Mode> &modes) {
+    auto result = std::string();
+    for (auto mode : modes) {
+        result += (result.empty() ? "" : ", ") + to_string(mode);
+    }
+    return result;
+}
+
+bool covers(const DispatchRule &rule, Mode mode, const Hardware &hardware) {
+    return rule.mode == mode && rule.cuda == hardware.cuda &&
+           rule.min_compute_capability <= hardware.compute_capability &&
+           hardware.compute_capability <= rule.max_compute_capability &&
+           rule.min_cuda_version <= hardware.cuda_version;
+}
+
+} // namespace
+
+const std::vector<DispatchRule> &dispatch_table() {
+    using I = Implementation;
+    // A 128 x 128 tile uses its warps better, but only once there is one for each of the 108 to 132
+    // multiprocessors; below that the 64 x 64 tile keeps four times as many of them busy.
+    static const std::vector<DispatchRule> table = {
+        // mode, CUDA, compute capability from, to, CUDA version from, tiles from, implementation
+        {Mode::fp32, false, 0, 0, 0, 0, I::cpu_fp32},
+        {Mode::tf32, false, 0, 0, 0, 0, I::cpu_emulated},
+        {Mode::tf32x3, false, 0, 0, 0, 0, I::cpu_emulated},
+        {Mode::bf16x9, false, 0, 0, 0, 0, I::cpu_emulated},
+        {Mode::bf16x9_eager, false, 0, 0, 0, 0, I::cpu_emulated},
+        {Mode::fp32, true, 0, any_newer, 0, 0, I::cublas_fp32},
+        {Mode::tf32, true, 80, any_newer, 0, 0, I::cublas_tf32},
+        {Mode::tf32x3, true, 80, any_newer, 0, 132, I::cutlass_3xtf32_128x128},
+        {Mode::tf32x3, true, 80, any_newer, 0, 0, I::cutlass_3xtf32_64x64},
+        {Mode::bf16x9, true, 100, 100, 12090, 0, I::cublas_bf16x9_performant},
+        {Mode::bf16x9, true, 103, 103, 12090, 0, I::cublas_bf16x9_performant},
+        {Mode::bf16x9_eager, true, 100, 100, 12090, 0, I::cublas_bf16x9_eager},
+        {Mode::bf16x9_eager, true, 103, 103, 12090, 0, I::cublas_bf16x9_eager},
+    };
+    return table;
+}
+
+std::string to_string(Implementation implementation) {
+    switch (implementation) {
+    case Implementation::cpu_fp32:
+        return "cpu-fp32";
+    case Implementation::cpu_emulated:
+        return "cpu-emulated";
+    case Implementation::cublas_fp32:
+        return "cublas-fp32";
+    case Implementation::cublas_tf32:
+        return "cublas-tf32";
+    case Implementation::cublas_bf16x9_performant:
+        return "cublas-bf16x9-performant";
+    case Implementation::cublas_bf16x9_eager:
+        return "cublas-bf16x9-eager";
+    case Implementation::cutlass_3xtf32_128x128:
+        return "cutlass-3xtf32-128x128";
+    case Implementation::cutlass_3xtf32_64x64:
+        return "cutlass-3xtf32-64x64";
+    }
+    throw std::logic_error("This value of metatomic_tc::Implementation has no name.");
+}
+
+std::string Hardware::description() const {
+    if (!cuda) {
+        return name;
+    }
+    auto dotted = [](int major, int minor) {
+        return std::to_string(major) + "." + std::to_string(minor);
+    };
+    return name + " (compute capability " +
+           dotted(compute_capability / 10, compute_capability % 10) + ", CUDA " +
+           dotted(cuda_version / 1000, cuda_version % 1000 / 10) + ")";
+}
+
+bool stays_fp32(int64_t in_features, int64_t out_features) {
+    return std::min(in_features, out_features) < minimum_features;
+}
+
+Implementation
+select_implementation(Mode mode, const Hardware &hardware, int64_t M, int64_t N, int64_t K) {
+    auto tiles = ((M + 127) / 128) * ((N + 127) / 128);
+    auto supported = false;
+    for (const auto &rule : dispatch_table()) {
+        if (covers(rule, mode, hardware)) {
+            supported = true;
+            if (tiles >= rule.min_tiles && !(stays_fp32(K, N) && mode != Mode::fp32)) {
+                return rule.implementation;
+            }
+        }
+    }
+    if (supported) {
+        return select_implementation(Mode::fp32, hardware, M, N, K);
+    }
+    throw std::runtime_error(
+        "The mode " + to_string(mode) + " does not run on " + hardware.description() +
+        "; the modes that do are: " + join(supported_modes(hardware)) + "."
+    );
+}
+
+std::vector<Mode> supported_modes(const Hardware &hardware) {
+    auto result = std::vector<Mode>();
+    for (auto mode : all_modes()) {
+        const auto &table = dispatch_table();
+        if (std::any_of(table.begin(), table.end(), [&](const auto &rule) {
+                return covers(rule, mode, hardware);
+            })) {
+            result.push_back(mode);
+        }
+    }
+    return result;
+}
+
+Mode resolve_mode(Mode mode, const Hardware &hardware, bool fallback) {
+    auto modes = supported_modes(hardware);
+    if (fallback && std::find(modes.begin(), modes.end(), mode) == modes.end()) {
+        return Mode::fp32;
+    }
+    select_implementation(mode, hardware, 1, 1, 1);
+    return mode;
+}
+
+} // namespace metatomic_tc

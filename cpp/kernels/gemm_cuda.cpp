@@ -1,0 +1,76 @@
+#include "metatomic_tc/gemm.hpp"
+
+#include <stdexcept>
+
+#include <cuda_runtime_api.h>
+
+#include "cublas.hpp"
+#include "cutlass_3xtf32.hpp"
+#include "nonfinite.hpp"
+
+namespace metatomic_tc {
+
+std::size_t gemm_workspace_size(Implementation implementation, const Gemm &) {
+    switch (implementation) {
+    case Implementation::cublas_fp32:
+    case Implementation::cublas_tf32:
+    case Implementation::cublas_bf16x9_performant:
+    case Implementation::cublas_bf16x9_eager:
+        return cublas::workspace_size;
+    case Implementation::cutlass_3xtf32_128x128:
+    case Implementation::cutlass_3xtf32_64x64:
+        return cutlass_3xtf32::workspace_size;
+    case Implementation::cpu_fp32:
+    case Implementation::cpu_emulated:
+        break;
+    }
+    throw std::logic_error(to_string(implementation) + " does not run on a CUDA device.");
+}
+
+void gemm(
+    Implementation implementation,
+    const Gemm &problem,
+    void *workspace,
+    std::size_t workspace_size,
+    void *stream
+) {
+    auto needed = gemm_workspace_size(implementation, problem);
+    if (workspace_size < needed) {
+        throw std::runtime_error(
+            "Found a workspace of " + std::to_string(workspace_size) + " bytes, but " +
+            to_string(implementation) + " needs " + std::to_string(needed) + "."
+        );
+    }
+    switch (implementation) {
+    case Implementation::cublas_fp32:
+    case Implementation::cublas_tf32:
+        return cublas::gemm(implementation, problem, workspace, stream);
+    case Implementation::cublas_bf16x9_performant:
+    case Implementation::cublas_bf16x9_eager:
+        cublas::gemm(implementation, problem, workspace, stream);
+        return nonfinite::repair(problem, nullptr, static_cast<cudaStream_t>(stream));
+    default:
+        return cutlass_3xtf32::gemm(implementation, problem, workspace, stream);
+    }
+}
+
+Hardware cuda_hardware(int index) {
+    auto properties = cudaDeviceProp();
+    auto status = cudaGetDeviceProperties(&properties, index);
+    if (status != cudaSuccess) {
+        throw std::runtime_error(
+            "CUDA device " + std::to_string(index) + " was not found: " +
+            cudaGetErrorString(status) + "."
+        );
+    }
+    auto hardware = Hardware();
+    hardware.cuda = true;
+    hardware.compute_capability = 10 * properties.major + properties.minor;
+    hardware.cuda_version = cublas::cuda_version();
+    hardware.name = properties.name;
+    return hardware;
+}
+
+const char *cuda_architectures() { return METATOMIC_TC_CUDA_ARCHITECTURES; }
+
+} // namespace metatomic_tc

@@ -1,0 +1,27 @@
+// Takes the place of gemm_cuda.cpp in a library built without CUDA.
+#include "metatomic_tc/gemm.hpp"
+
+#include <stdexcept>
+
+namespace metatomic_tc {
+
+namespace {
+
+[[noreturn]] void refuse() {
+    throw std::runtime_error(
+        "This build of metatomic-tc has no CUDA kernels, because no CUDA compiler (nvcc) was found "
+        "when it was built; use the CPU, or install nvcc and build metatomic-tc again."
+    );
+}
+
+} // namespace
+
+std::size_t gemm_workspace_size(Implementation, const Gemm &) { refuse(); }
+
+void gemm(Implementation, const Gemm &, void *, std::size_t, void *) { refuse(); }
+
+Hardware cuda_hardware(int) { refuse(); }
+
+const char *cuda_architectures() { return ""; }
+
+} // namespace metatomic_tc

@@ -1,0 +1,57 @@
+#include "nonfinite.hpp"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace metatomic_tc::nonfinite {
+
+namespace {
+
+__global__ void repair_kernel(Gemm problem, const int *flag) {
+    if (flag != nullptr && *flag == 0) {
+        return;
+    }
+    auto size = problem.M * problem.N;
+    auto step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+    for (auto i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += step) {
+        auto row = i / problem.N;
+        auto column = i % problem.N;
+        auto &output = problem.C[row * problem.ldc + column];
+        if (isfinite(output)) {
+            continue;
+        }
+        const auto *a = problem.A + row * problem.lda;
+        const auto *b = problem.transpose_b ? problem.B + column * problem.ldb : problem.B + column;
+        auto b_step = problem.transpose_b ? 1 : problem.ldb;
+        auto sum = 0.0f;
+        for (int64_t k = 0; k < problem.K; k++) {
+            sum = fmaf(a[k], b[k * b_step], sum);
+        }
+        output = problem.bias == nullptr ? sum : sum + problem.bias[column];
+    }
+}
+
+void check(cudaError_t status, const char *what) {
+    if (status != cudaSuccess) {
+        throw std::runtime_error(
+            std::string("CUDA failed in ") + what + ": " + cudaGetErrorString(status)
+        );
+    }
+}
+
+} // namespace
+
+void clear(int *flag, cudaStream_t stream) {
+    check(cudaMemsetAsync(flag, 0, sizeof(int), stream), "clearing the flag of non-finite outputs");
+}
+
+void repair(const Gemm &problem, const int *flag, cudaStream_t stream) {
+    constexpr int threads = 256;
+    auto needed = (problem.M * problem.N + threads - 1) / threads;
+    auto blocks = static_cast<unsigned>(std::min<int64_t>(needed, 1024));
+    repair_kernel<<<blocks, threads, 0, stream>>>(problem, flag);
+    check(cudaGetLastError(), "the repair of non-finite outputs");
+}
+
+} // namespace metatomic_tc::nonfinite

@@ -1,0 +1,332 @@
+#include "metatomic_tc/linear.hpp"
+
+#include "linear_kernels.hpp"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "../kernels/slices.hpp"
+#include "metatomic_tc/gemm.hpp"
+
+namespace metatomic_tc {
+
+namespace {
+
+using at::Tensor;
+
+/// The checks common to both operators. `columns` is the size the last dimension of `rows` must
+/// have, and `role` what `rows` is called in messages.
+void check(const Tensor &rows, const char *role, const Tensor &weight, int weight_dimension) {
+    TORCH_CHECK_TYPE(
+        rows.scalar_type() == at::kFloat || rows.scalar_type() == at::kDouble,
+        "metatomic_tc::linear computes in float32 or float64, but found ",
+        role,
+        " of dtype ",
+        rows.scalar_type(),
+        "; convert the model or its inputs."
+    );
+    TORCH_CHECK_TYPE(
+        weight.scalar_type() == rows.scalar_type(),
+        "metatomic_tc::linear needs ",
+        role,
+        " and weight of one dtype, but found ",
+        rows.scalar_type(),
+        " and ",
+        weight.scalar_type(),
+        "."
+    );
+    TORCH_CHECK(
+        weight.device() == rows.device(),
+        "metatomic_tc::linear needs ",
+        role,
+        " and weight on one device, but found ",
+        rows.device(),
+        " and ",
+        weight.device(),
+        "."
+    );
+    TORCH_CHECK_VALUE(
+        weight.dim() == 2,
+        "metatomic_tc::linear needs a weight of shape [out_features, in_features], but found ",
+        weight.dim(),
+        " dimension(s)."
+    );
+    TORCH_CHECK_VALUE(
+        rows.dim() >= 1 && rows.sym_size(-1) == weight.sym_size(weight_dimension),
+        "metatomic_tc::linear needs ",
+        role,
+        " of shape [..., ",
+        weight.sym_size(weight_dimension),
+        "] for a weight of shape ",
+        weight.sym_sizes(),
+        ", but found ",
+        rows.sym_sizes(),
+        "."
+    );
+}
+
+void check_bias(const std::optional<Tensor> &bias, const Tensor &weight) {
+    if (!bias.has_value() || !bias->defined()) {
+        return;
+    }
+    TORCH_CHECK_TYPE(
+        bias->scalar_type() == weight.scalar_type(),
+        "metatomic_tc::linear needs weight and bias of one dtype, but found ",
+        weight.scalar_type(),
+        " and ",
+        bias->scalar_type(),
+        "."
+    );
+    TORCH_CHECK(
+        bias->device() == weight.device(),
+        "metatomic_tc::linear needs weight and bias on one device, but found ",
+        weight.device(),
+        " and ",
+        bias->device(),
+        "."
+    );
+    TORCH_CHECK_VALUE(
+        bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0),
+        "metatomic_tc::linear needs a bias of shape [",
+        weight.sym_size(0),
+        "], but found ",
+        bias->sym_sizes(),
+        "."
+    );
+}
+
+/// Whether the product is `rows · weightᵀ` (a forward) or `rows · weight` (an input gradient).
+enum class Direction { forward, input_gradient };
+
+Tensor operand(const Tensor &weight, Direction direction) {
+    return direction == Direction::forward ? weight.t() : weight;
+}
+
+std::vector<Tensor> slices_of(const Tensor &values, Mode mode) {
+    auto contiguous = values.contiguous();
+    auto slices = std::vector<Tensor>();
+    for (int i = 0; i < slice_products(mode).slices; i++) {
+        slices.push_back(at::empty_like(contiguous));
+    }
+    constexpr int64_t grain_size = 1 << 16;
+    at::parallel_for(0, contiguous.numel(), grain_size, [&](int64_t begin, int64_t end) {
+        auto pointers = std::array<float *, 3>{};
+        for (std::size_t i = 0; i < slices.size(); i++) {
+            pointers[i] = slices[i].data_ptr<float>() + begin;
+        }
+        split(mode, contiguous.data_ptr<float>() + begin, end - begin, pointers.data());
+    });
+    return slices;
+}
+
+/// The products of a mode on the CPU: each by FP32 BLAS, added from the smallest band up.
+Tensor emulated_product(const Tensor &rows, const Tensor &weight, Direction direction, Mode mode) {
+    auto row_slices = slices_of(rows, mode);
+    auto weight_slices = slices_of(weight, mode);
+    auto result = Tensor();
+    for (const auto &band : slice_products(mode).bands) {
+        for (auto [i, j] : band) {
+            auto factor = operand(weight_slices[j], direction);
+            if (result.defined()) {
+                result.addmm_(row_slices[i], factor);
+            } else {
+                result = at::mm(row_slices[i], factor);
+            }
+        }
+    }
+    // Inf and NaN in, or an overflow of the largest slice: FP32 decides what comes out
+    auto finite = result.isfinite();
+    if (!finite.all().item<bool>()) {
+        result = at::where(finite, result, at::mm(rows, operand(weight, direction)));
+    }
+    return result;
+}
+
+Tensor cpu_product(
+    const Tensor &rows,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    Direction direction,
+    const std::string &mode_name
+) {
+    auto mode = parse_mode(mode_name);
+    auto out_features = weight.size(direction == Direction::forward ? 0 : 1);
+    auto in_features = weight.size(direction == Direction::forward ? 1 : 0);
+    auto flat = rows.reshape({-1, in_features});
+    auto implementation =
+        select_implementation(mode, Hardware(), flat.size(0), out_features, in_features);
+    if (implementation == Implementation::cpu_fp32 || rows.scalar_type() == at::kDouble ||
+        flat.numel() == 0) {
+        return direction == Direction::forward ? at::linear(rows, weight, bias)
+                                               : at::matmul(rows, weight);
+    }
+    auto result = emulated_product(flat, weight, direction, mode);
+    if (bias.has_value() && bias->defined()) {
+        result += *bias;
+    }
+    auto shape = rows.sizes().vec();
+    shape.back() = out_features;
+    return result.view(shape);
+}
+
+/// `matrix` with unit stride along its rows, and its leading dimension.
+std::pair<Tensor, int64_t> row_major(const Tensor &matrix) {
+    auto rows = matrix.size(0), columns = matrix.size(1);
+    auto unit = matrix.stride(1) == 1 || columns == 1;
+    if (unit && (rows == 1 || matrix.stride(0) >= columns)) {
+        return {matrix, rows == 1 ? columns : matrix.stride(0)};
+    }
+    return {matrix.contiguous(), columns};
+}
+
+Tensor cuda_product(
+    const Tensor &rows,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    Direction direction,
+    const std::string &mode_name
+) {
+    auto mode = parse_mode(mode_name);
+    auto guard = c10::DeviceGuard(rows.device());
+    auto forward = direction == Direction::forward;
+    auto N = weight.size(forward ? 0 : 1);
+    auto K = weight.size(forward ? 1 : 0);
+    auto flat = rows.reshape({-1, K});
+    auto M = flat.size(0);
+    auto implementation = select_implementation(mode, hardware(rows.device()), M, N, K);
+    if (rows.scalar_type() == at::kDouble || M == 0 || N == 0 || K == 0) {
+        return forward ? at::linear(rows, weight, bias) : at::matmul(rows, weight);
+    }
+
+    auto shape = rows.sizes().vec();
+    shape.back() = N;
+    auto result = at::empty(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
+    auto [A, lda] = row_major(flat);
+    auto [B, ldb] = row_major(weight);
+    auto bias_values = bias.has_value() && bias->defined() ? bias->contiguous() : Tensor();
+    auto problem = Gemm{
+        M,
+        N,
+        K,
+        A.const_data_ptr<float>(),
+        lda,
+        B.const_data_ptr<float>(),
+        ldb,
+        forward,
+        bias_values.defined() ? bias_values.const_data_ptr<float>() : nullptr,
+        result.mutable_data_ptr<float>(),
+        N,
+    };
+    auto workspace_size = gemm_workspace_size(implementation, problem);
+    auto workspace =
+        at::empty({static_cast<int64_t>(workspace_size)}, rows.options().dtype(at::kByte));
+    // through the device interface of c10, this file needs no CUDA headers
+    auto stream = c10::impl::VirtualGuardImpl(rows.device().type()).getStream(rows.device());
+    gemm(
+        implementation,
+        problem,
+        workspace.mutable_data_ptr(),
+        workspace_size,
+        stream.native_handle()
+    );
+    return result;
+}
+
+Tensor meta_product(const Tensor &rows, const Tensor &weight, Direction direction) {
+    auto shape = rows.sym_sizes().vec();
+    shape.back() = weight.sym_size(direction == Direction::forward ? 0 : 1);
+    return at::empty_symint(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
+}
+
+void check_linear(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias) {
+    check(input, "an input", weight, 1);
+    check_bias(bias, weight);
+}
+
+void check_input_gradient(const Tensor &grad_output, const Tensor &weight) {
+    check(grad_output, "a gradient of the output", weight, 0);
+}
+
+} // namespace
+
+Tensor linear_cpu(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    std::string mode
+) {
+    check_linear(input, weight, bias);
+    return cpu_product(input, weight, bias, Direction::forward, mode);
+}
+
+Tensor linear_cuda(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    std::string mode
+) {
+    check_linear(input, weight, bias);
+    return cuda_product(input, weight, bias, Direction::forward, mode);
+}
+
+Tensor linear_meta(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    std::string mode
+) {
+    check_linear(input, weight, bias);
+    parse_mode(mode);
+    return meta_product(input, weight, Direction::forward);
+}
+
+Tensor linear_input_gradient_cpu(const Tensor &grad_output, const Tensor &weight, std::string mode) {
+    check_input_gradient(grad_output, weight);
+    return cpu_product(grad_output, weight, std::nullopt, Direction::input_gradient, mode);
+}
+
+Tensor
+linear_input_gradient_cuda(const Tensor &grad_output, const Tensor &weight, std::string mode) {
+    check_input_gradient(grad_output, weight);
+    return cuda_product(grad_output, weight, std::nullopt, Direction::input_gradient, mode);
+}
+
+Tensor
+linear_input_gradient_meta(const Tensor &grad_output, const Tensor &weight, std::string mode) {
+    check_input_gradient(grad_output, weight);
+    parse_mode(mode);
+    return meta_product(grad_output, weight, Direction::input_gradient);
+}
+
+Hardware hardware(c10::Device device) {
+    if (device.is_cpu()) {
+        return Hardware();
+    }
+    if (!device.is_cuda()) {
+        throw std::runtime_error(
+            "metatomic-tc runs on cpu and cuda devices, but found the device " + device.str() + "."
+        );
+    }
+    auto index = device.has_index()
+                     ? device.index()
+                     : c10::impl::VirtualGuardImpl(device.type()).getDevice().index();
+    // asking the driver takes longer than a small product
+    static std::mutex mutex;
+    static auto &known = *new std::map<int, Hardware>();
+    auto lock = std::lock_guard(mutex);
+    auto entry = known.find(index);
+    if (entry == known.end()) {
+        entry = known.emplace(index, cuda_hardware(index)).first;
+    }
+    return entry->second;
+}
+
+} // namespace metatomic_tc

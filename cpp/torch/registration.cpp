@@ -1,0 +1,178 @@
+// The operators of the namespace metatomic_tc. Models carry this library as an extension, so two
+// copies of it can meet in one process; the first one registers, the others stay silent.
+#include <memory>
+#include <sstream>
+#include <tuple>
+
+#include <torch/library.h>
+#include <torch/script.h>
+#include <torch/version.h>
+
+#include "json.hpp"
+#include "linear_kernels.hpp"
+#include "metatomic_tc/convert.hpp"
+#include "metatomic_tc/dispatch.hpp"
+#include "metatomic_tc/gemm.hpp"
+#include "metatomic_tc/linear.hpp"
+
+namespace metatomic_tc {
+
+namespace {
+
+std::string json_list(const std::vector<std::string> &items) {
+    auto result = std::string("[");
+    for (const auto &item : items) {
+        result += (result.size() == 1 ? "" : ", ") + item;
+    }
+    return result + "]";
+}
+
+std::string dispatch_table_json() {
+    auto rows = std::vector<std::string>();
+    for (const auto &rule : dispatch_table()) {
+        auto row = std::ostringstream();
+        row << "{\"mode\": " << json_string(to_string(rule.mode))
+            << ", \"device\": " << json_string(rule.cuda ? "cuda" : "cpu")
+            << ", \"min_compute_capability\": " << rule.min_compute_capability
+            << ", \"max_compute_capability\": " << rule.max_compute_capability
+            << ", \"min_cuda_version\": " << rule.min_cuda_version
+            << ", \"min_tiles\": " << rule.min_tiles
+            << ", \"implementation\": " << json_string(to_string(rule.implementation)) << "}";
+        rows.push_back(row.str());
+    }
+    return json_list(rows);
+}
+
+Hardware make_hardware(bool cuda, int64_t compute_capability, int64_t cuda_version) {
+    auto hardware = Hardware();
+    if (cuda) {
+        hardware.cuda = true;
+        hardware.compute_capability = static_cast<int>(compute_capability);
+        hardware.cuda_version = static_cast<int>(cuda_version);
+        hardware.name = "a GPU";
+    }
+    return hardware;
+}
+
+std::string select_implementation_by_name(
+    std::string mode,
+    bool cuda,
+    int64_t compute_capability,
+    int64_t cuda_version,
+    int64_t M,
+    int64_t N,
+    int64_t K
+) {
+    return to_string(select_implementation(
+        parse_mode(mode), make_hardware(cuda, compute_capability, cuda_version), M, N, K
+    ));
+}
+
+std::string supported_modes_json(bool cuda, int64_t compute_capability, int64_t cuda_version) {
+    auto names = std::vector<std::string>();
+    for (auto mode : supported_modes(make_hardware(cuda, compute_capability, cuda_version))) {
+        names.push_back(json_string(to_string(mode)));
+    }
+    return json_list(names);
+}
+
+std::string hardware_json(c10::Device device) {
+    auto found = hardware(device);
+    auto result = std::ostringstream();
+    result << "{\"cuda\": " << (found.cuda ? "true" : "false")
+           << ", \"compute_capability\": " << found.compute_capability
+           << ", \"cuda_version\": " << found.cuda_version
+           << ", \"name\": " << json_string(found.name) << "}";
+    return result.str();
+}
+
+std::string build_info_json() {
+    auto result = std::ostringstream();
+    result << "{\"version\": " << json_string(METATOMIC_TC_VERSION)
+           << ", \"torch\": " << json_string(TORCH_VERSION)
+           << ", \"cuda_architectures\": " << json_string(cuda_architectures())
+           << ", \"minimum_features\": " << minimum_features << "}";
+    return result.str();
+}
+
+/// `convert_linear_layers` for Python, where a module travels as the bytes of its file.
+std::tuple<at::Tensor, std::string> convert(const at::Tensor &model, std::string mode) {
+    TORCH_CHECK_VALUE(
+        model.scalar_type() == at::kByte && model.dim() == 1 && model.device().is_cpu(),
+        "metatomic_tc::convert needs the bytes of a TorchScript file as a 1-dimensional uint8 "
+        "tensor on the CPU, but found a ",
+        model.dim(),
+        "-dimensional ",
+        model.scalar_type(),
+        " tensor on ",
+        model.device(),
+        "."
+    );
+    auto bytes = model.contiguous();
+    auto input = std::istringstream(
+        std::string(static_cast<const char *>(bytes.const_data_ptr()), bytes.numel())
+    );
+    auto module = torch::jit::load(input);
+    auto report = convert_linear_layers(module, parse_mode(mode));
+    auto output = std::ostringstream();
+    module.save(output);
+    auto saved = output.str();
+    auto result = at::empty({static_cast<int64_t>(saved.size())}, at::kByte);
+    std::copy(saved.begin(), saved.end(), static_cast<char *>(result.mutable_data_ptr()));
+    return {result, report.to_json()};
+}
+
+void define_operators(torch::Library &m) {
+    m.def("linear(Tensor input, Tensor weight, Tensor? bias, str mode) -> Tensor");
+    m.def("linear_input_gradient(Tensor grad_output, Tensor weight, str mode) -> Tensor");
+    m.def("convert(Tensor model, str mode) -> (Tensor, str)", &convert);
+    m.def("dispatch_table() -> str", &dispatch_table_json);
+    m.def(
+        "select_implementation(str mode, bool cuda, int compute_capability, int cuda_version, "
+        "int M, int N, int K) -> str",
+        &select_implementation_by_name
+    );
+    m.def(
+        "supported_modes(bool cuda, int compute_capability, int cuda_version) -> str",
+        &supported_modes_json
+    );
+    m.def("hardware(Device device) -> str", &hardware_json);
+    m.def("build_info() -> str", &build_info_json);
+}
+
+struct Registration {
+    std::unique_ptr<torch::Library> definitions, cpu, cuda, meta, autograd;
+
+    Registration() {
+        if (c10::Dispatcher::singleton().findSchema({"metatomic_tc::linear", ""}).has_value()) {
+            return;
+        }
+        auto implement = [](c10::DispatchKey key) {
+            return std::make_unique<torch::Library>(
+                torch::Library::IMPL, "metatomic_tc", key, __FILE__, __LINE__
+            );
+        };
+        definitions = std::make_unique<torch::Library>(
+            torch::Library::DEF, "metatomic_tc", std::nullopt, __FILE__, __LINE__
+        );
+        define_operators(*definitions);
+        cpu = implement(c10::DispatchKey::CPU);
+        cpu->impl("linear", &linear_cpu);
+        cpu->impl("linear_input_gradient", &linear_input_gradient_cpu);
+        cuda = implement(c10::DispatchKey::CUDA);
+        cuda->impl("linear", &linear_cuda);
+        cuda->impl("linear_input_gradient", &linear_input_gradient_cuda);
+        meta = implement(c10::DispatchKey::Meta);
+        meta->impl("linear", &linear_meta);
+        meta->impl("linear_input_gradient", &linear_input_gradient_meta);
+        autograd = implement(c10::DispatchKey::Autograd);
+        autograd->impl("linear", &linear_autograd);
+        autograd->impl("linear_input_gradient", &linear_input_gradient_autograd);
+    }
+};
+
+const Registration registration;
+
+} // namespace
+
+} // namespace metatomic_tc

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+#pragma once
+
+#include "device.h"
+#include "neighbor_list.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace metatomic_tc::lammps {
+
+/// How to load and run a model.
+struct ModelOptions {
+  /// See `metatomic_tc::parse_mode`.
+  std::string mode;
+  /// See `select_device`.
+  std::string device;
+  /// Directory searched first for the TorchScript extensions of the model; "" for none.
+  std::string extensions;
+  /// Let metatomic check inputs and outputs at every evaluation: slow.
+  bool check_consistency = false;
+  /// Use fp32 where the device does not support the mode.
+  bool fallback = false;
+  /// Units of everything that goes in and out, as metatomic writes them, e.g. "angstrom", "eV".
+  std::string length_unit;
+  std::string energy_unit;
+};
+
+/// A neighbor list the model asks for.
+struct NeighborRequest {
+  /// In units of length of LAMMPS.
+  double cutoff;
+  /// Both directions of each pair, or one.
+  bool full;
+};
+
+/// A structure, in units of LAMMPS.
+struct Structure {
+  Cell cell;
+  /// [n], atomic numbers
+  std::vector<int32_t> types;
+  /// [n][3]
+  std::vector<double> positions;
+  /// The energy is that of the first `owned` atoms only.
+  int64_t owned = 0;
+  /// One for each of `Model::neighbor_requests`.
+  std::vector<NeighborPairs> neighbors;
+};
+
+/// What the model says, in units of LAMMPS.
+struct Prediction {
+  /// [owned]; empty if the model has no per-atom energy
+  std::vector<double> energies;
+  /// Sum over owned atoms, in double precision if the model has per-atom energies.
+  double energy = 0.0;
+  /// [n][3]: minus the gradient of `energy`, ghosts included
+  std::vector<double> forces;
+  /// xx, yy, zz, xy, xz, yz: minus the gradient of `energy` with respect to strain
+  double virial[6] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+};
+
+/// A metatomic model on one device, with its linear layers in one mode. Two models in one process
+/// may differ in both.
+class Model {
+public:
+  /// @throws std::exception with one sentence that names the file and says what to do
+  Model(const std::string &path, const ModelOptions &options, const LocalRank &local);
+  ~Model();
+
+  const std::vector<NeighborRequest> &neighbor_requests() const;
+  /// Largest cutoff of the neighbor lists, in units of length of LAMMPS.
+  double cutoff() const;
+  /// How far an atom's energy depends on others, in units of length of LAMMPS; may be infinite.
+  double interaction_range() const;
+  bool has_type(int atomic_number) const;
+  /// Atomic numbers the model knows, e.g. "1 6 7 8".
+  std::string types() const;
+  bool has_atomic_energies() const;
+
+  /// File, model, dtype, device, mode really used, layers replaced and left, versions; one line.
+  std::string summary() const;
+  /// What a user must know about the mode (it is emulated, changed, or not FP32-accurate).
+  const std::vector<std::string> &warnings() const;
+
+  /// @param virial whether to compute the virial
+  /// @throws std::exception when the model fails; see `one_line`
+  Prediction evaluate(const Structure &structure, bool virial);
+
+private:
+  struct Implementation;
+  std::unique_ptr<Implementation> implementation_;
+};
+
+/// The message of an exception of torch, metatomic or the standard library in one line, without
+/// the traces of TorchScript and C++.
+std::string one_line(const std::exception &error);
+
+/// The modes of `metatomic_tc::parse_mode`.
+/// @throws std::invalid_argument naming `mode` and the valid modes
+void check_mode(const std::string &mode);
+
+} // namespace metatomic_tc::lammps

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+#include "neighbor_list.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <tuple>
+
+namespace metatomic_tc::lammps {
+
+Shift Cell::closest_shift(const double d[3]) const {
+  Shift shift = {0, 0, 0};
+  double rest[3] = {d[0], d[1], d[2]};
+  // Lower triangular: only c has a z component, only b and c have y components.
+  for (int k = 2; k >= 0; k--) {
+    if (!periodic[k])
+      continue;
+    const double fraction = rest[k] / rows[k][k];
+    shift[k] = static_cast<int32_t>(std::lround(fraction));
+    for (int m = 0; m < 3; m++)
+      rest[m] -= shift[k] * rows[k][m];
+  }
+  return shift;
+}
+
+void EvaluatedAtoms::build(int nlocal, int nghost, const std::vector<int64_t> &tag,
+                           const std::vector<char> &skip, const double *const *x,
+                           const std::vector<double> &outside, const Cell &cell) {
+  const int nall = nlocal + nghost;
+  index_.clear();
+  evaluated_.assign(nall, -1);
+  shift_.assign(nall, Shift{0, 0, 0});
+
+  for (int k = 0; k < nlocal; k++) {
+    if (skip[k])
+      continue;
+    evaluated_[k] = size();
+    index_.push_back(k);
+  }
+  owned_ = size();
+
+  // The images of each atom, the one to represent it first: the owned atom, else the ghost nearest
+  // to the subdomain. Nothing that matters to an owned atom is closer to any other image of a ghost
+  // than to the nearest one, so if an image has all its neighbors here, its representative has too.
+  std::vector<int> order(nall);
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int a, int b) {
+    return std::make_tuple(tag[a], a >= nlocal, outside[a], a) <
+           std::make_tuple(tag[b], b >= nlocal, outside[b], b);
+  });
+
+  for (int start = 0, end = 0; start < nall; start = end) {
+    const int first = order[start];
+    while (end < nall && tag[order[end]] == tag[first])
+      end++;
+    if (skip[first])
+      continue;
+    if (first >= nlocal) {
+      evaluated_[first] = size();
+      index_.push_back(first);
+    }
+    for (int m = start + 1; m < end; m++) {
+      const int k = order[m];
+      const double d[3] = {x[k][0] - x[first][0], x[k][1] - x[first][1], x[k][2] - x[first][2]};
+      evaluated_[k] = evaluated_[first];
+      shift_[k] = cell.closest_shift(d);
+    }
+  }
+}
+
+static bool is_positive(const Shift &shift) { return shift > Shift{0, 0, 0}; }
+
+static Shift operator-(const Shift &shift) { return {-shift[0], -shift[1], -shift[2]}; }
+
+std::vector<Pair> find_pairs(const EvaluatedAtoms &atoms, const LammpsList &list) {
+  std::vector<Pair> pairs;
+  std::vector<Pair> between_ghosts;
+  for (int m = 0; m < list.count; m++) {
+    const int k = list.ilist[m];
+    if (!atoms.represents(k))
+      continue;
+    const int i = atoms.evaluated(k);
+    for (int n = 0; n < list.numneigh[k]; n++) {
+      const int neighbor = list.firstneigh[k][n] & list.mask;
+      const int j = atoms.evaluated(neighbor);
+      if (j < 0)
+        continue;
+      const Shift &shift = atoms.shift(neighbor);
+      if (i < atoms.owned()) {
+        // Owned atoms have all their neighbors: one direction of each pair will do.
+        if (i < j || (i == j && is_positive(shift)))
+          pairs.push_back({i, j, shift});
+      } else if (j >= atoms.owned()) {
+        // Ghosts do not: take both directions, and drop duplicates below.
+        if (i < j || (i == j && is_positive(shift)))
+          between_ghosts.push_back({i, j, shift});
+        else
+          between_ghosts.push_back({j, i, -shift});
+      }
+    }
+  }
+
+  const auto key = [](const Pair &pair) { return std::tie(pair.first, pair.second, pair.shift); };
+  std::sort(between_ghosts.begin(), between_ghosts.end(),
+            [&](const Pair &a, const Pair &b) { return key(a) < key(b); });
+  std::unique_copy(between_ghosts.begin(), between_ghosts.end(), std::back_inserter(pairs),
+                   [&](const Pair &a, const Pair &b) { return key(a) == key(b); });
+  return pairs;
+}
+
+void select_pairs(const std::vector<Pair> &pairs, const std::vector<double> &positions,
+                  const Cell &cell, double cutoff, bool full, NeighborPairs &selected) {
+  selected.samples.clear();
+  selected.vectors.clear();
+  for (const Pair &pair : pairs) {
+    const double *a = &positions[3 * pair.first];
+    const double *b = &positions[3 * pair.second];
+    double d[3];
+    for (int m = 0; m < 3; m++)
+      d[m] = b[m] - a[m] + pair.shift[0] * cell.rows[0][m] + pair.shift[1] * cell.rows[1][m] +
+             pair.shift[2] * cell.rows[2][m];
+    if (d[0] * d[0] + d[1] * d[1] + d[2] * d[2] > cutoff * cutoff)
+      continue;
+    const Shift &s = pair.shift;
+    selected.samples.insert(selected.samples.end(), {pair.first, pair.second, s[0], s[1], s[2]});
+    selected.vectors.insert(selected.vectors.end(), {d[0], d[1], d[2]});
+    if (full) {
+      selected.samples.insert(selected.samples.end(),
+                              {pair.second, pair.first, -s[0], -s[1], -s[2]});
+      selected.vectors.insert(selected.vectors.end(), {-d[0], -d[1], -d[2]});
+    }
+  }
+}
+
+} // namespace metatomic_tc::lammps

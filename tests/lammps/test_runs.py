@@ -1,0 +1,137 @@
+"""Longer lives of a pair style: dynamics, several runs, `clear`, hybrid styles, failures."""
+
+import numpy as np
+import pytest
+import structures
+from lammps_runs import assert_close
+
+DYNAMICS = """
+velocity all create 300 1 mom yes loop geom
+fix 1 all nve
+timestep 0.0005
+neigh_modify every 1 delay 0 check yes
+run {steps}
+"""
+
+
+@pytest.mark.parametrize("mode", ["fp32", "tf32x3"])
+def test_nve_conserves_energy(run_lammps, demo_model, mode):
+    atoms = structures.water()
+    found = run_lammps(atoms, demo_model, mode, commands=DYNAMICS.format(steps=20))
+    total = found.thermo[:, 2]
+    kinetic = found.thermo[:, 2] - found.thermo[:, 1]
+    assert len(total) == 21
+    assert np.ptp(kinetic) > 0.05
+    assert np.ptp(total) < 2e-4 * len(atoms)
+
+
+def test_dynamics_agree_between_ranks(run_lammps, tiny_pet):
+    """Atoms move between ranks and lists are rebuilt: small skin, large velocities."""
+    atoms = structures.gas()
+    commands = DYNAMICS.format(steps=30).replace("create 300", "create 8000")
+    setup = "processors * 1 1"
+    one, four = (
+        run_lammps(atoms, tiny_pet, ranks=ranks, commands=commands, setup=setup) for ranks in [1, 4]
+    )
+    assert "Neighbor list builds = 0" not in one.log
+    assert "Dangerous builds = 0" in one.log
+    assert np.abs(one.thermo[:, 1] - four.thermo[:, 1]).max() < 1e-4
+    assert np.abs(one.forces - four.forces).max() < 1e-3
+
+
+def test_after_dynamics_forces_are_those_of_ase(run_lammps, reference, tiny_pet, tmp_path):
+    atoms = structures.crystal()
+    commands = DYNAMICS.format(steps=25) + "write_dump all custom x.dump x y z xu modify sort id"
+    commands += " format float %20.15g"
+    found = run_lammps(atoms, tiny_pet, ranks=2, commands=commands)
+    lines = (tmp_path / "x.dump").read_text().splitlines()[9:]
+    atoms.positions = [[float(x) for x in line.split()[:3]] for line in lines]
+    assert_close(found, reference(atoms, tiny_pet))
+
+
+def test_clear_and_use_again(run_lammps, tiny_pet):
+    atoms = structures.water()
+    first = run_lammps(atoms, tiny_pet)
+    again = run_lammps(
+        atoms,
+        tiny_pet,
+        "tf32x3",
+        commands=f"""
+run 0
+clear
+units metal
+boundary p p p
+read_data structure.data
+pair_style metatomic-tc fp32 device cpu
+pair_coeff * * {tiny_pet} H O
+compute virial all pressure NULL virial
+compute atomic all pe/atom
+thermo_style custom step pe etotal vol c_virial[*]
+thermo_modify format float %20.15g
+run 0
+""",
+    )
+    assert again.log.count("metatomic-tc: model") == 2
+    assert_close(again, first, energy=1e-7, force=1e-6)
+
+
+def test_settings_and_coefficients_can_be_given_again(run_lammps, tiny_pet):
+    atoms = structures.water()
+    pair = f"""
+pair_style metatomic-tc tf32 device cpu
+pair_coeff * * {tiny_pet} O H
+pair_style metatomic-tc fp32 device cpu
+pair_coeff * * {tiny_pet} O H
+pair_coeff * * {tiny_pet} H O
+"""
+    assert_close(run_lammps(atoms, tiny_pet, pair=pair), run_lammps(atoms, tiny_pet))
+
+
+def test_plugin_unload(run_lammps, tiny_pet):
+    pair = f"""
+pair_style metatomic-tc fp32 device cpu
+pair_coeff * * {tiny_pet} H O
+run 0
+plugin unload pair metatomic-tc
+pair_style zero 4.0
+pair_coeff * *
+"""
+    found = run_lammps(structures.water(), tiny_pet, pair=pair)
+    assert found.code == 0 and found.energy == 0.0, found.log
+
+
+def test_hybrid_with_another_style(run_lammps, reference, tiny_pet):
+    """CO in `lj/cut`, platinum in the model: each pair of types belongs to one style."""
+    atoms = structures.slab()
+    platinum = atoms.numbers == 78
+    found = run_lammps(
+        atoms,
+        tiny_pet,
+        ranks=2,
+        elements=["C", "O", "Pt"],
+        pair=f"""
+pair_style hybrid metatomic-tc fp32 device cpu lj/cut 4.0
+pair_coeff * * metatomic-tc {tiny_pet} NULL NULL Pt
+pair_coeff 1*2 * lj/cut 0.0 1.0
+""",
+    )
+    expected = reference(atoms[platinum], tiny_pet)
+    assert found.code == 0 and found.energy is not None, found.log
+    assert np.abs(found.forces[platinum] - expected.forces).max() < 2e-5
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("trouble", ["exception", "nan"])
+def test_a_failure_on_one_rank_stops_all(run_lammps, pair_model, trouble, ranks):
+    atoms = structures.gas()
+    atoms.symbols[atoms.symbols == "C"] = "H"
+    atoms.positions[-1, 2] = 12.0
+    model = pair_model(trouble, height=10.0)
+    result = run_lammps(atoms, model, ranks=ranks, setup="processors * 1 1", commands="run 5")
+    assert result.code != 0
+    rank = ranks - 1
+    if trouble == "exception":
+        assert f"the model failed on rank {rank} at step 0" in result.error
+        assert result.error.split("(")[0].rstrip().endswith("an atom is too high")
+    else:
+        assert f"NaN or infinite on rank {rank} at step 0" in result.error

@@ -1,0 +1,791 @@
+"""The operator, its gradients, and the layer made of it: accuracy, shapes, hosts of the operator."""
+
+import json
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import metatomic_tc
+from metatomic_tc import TCLinear, linear
+
+ALL_MODES = ["fp32", "tf32", "tf32x3", "bf16x9", "bf16x9-eager"]
+FP32_LEVEL = ["tf32x3", "bf16x9", "bf16x9-eager"]
+#: more than any test's layer must have to be computed in its mode
+MINIMUM = json.loads(torch.ops.metatomic_tc.build_info())["minimum_features"]
+K_VALUES = [4, 16, 31, 64, 256, 1000, 4096]
+DATA = ["normal", "same-sign", "wide-range"]
+
+
+@pytest.fixture(params=ALL_MODES)
+def mode(request, device) -> str:
+    """Every mode on the CPU; on a GPU those that it supports."""
+    if request.param not in metatomic_tc.supported_modes(device):
+        pytest.skip(f"{request.param} is not supported on this device")
+    return request.param
+
+
+def supported(mode: str, device: torch.device) -> str:
+    if mode not in metatomic_tc.supported_modes(device):
+        pytest.skip(f"{mode} is not supported on this device")
+    return mode
+
+
+def operands(kind: str, M: int, N: int, K: int, device="cpu", seed: int = 0):
+    """Input [M, K] and weight [N, K] of one of `DATA`."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(rows: int) -> torch.Tensor:
+        if kind == "same-sign":
+            return torch.rand(rows, K, generator=generator)
+        values = torch.randn(rows, K, generator=generator)
+        if kind == "wide-range":
+            # twelve orders of magnitude, within every row
+            values *= 10 ** (12 * torch.rand(rows, K, generator=generator) - 6)
+        return values
+
+    return draw(M).to(device), draw(N).to(device)
+
+
+def errors(result: torch.Tensor, input: torch.Tensor, weight: torch.Tensor) -> tuple[float, float]:
+    """RMS and maximum of |y - y64| in units of 2^-24 Σ|a||b|, element by element."""
+    input, weight = input.double().cpu(), weight.double().cpu()
+    exact = input @ weight.T
+    scale = 2.0**-24 * (input.abs() @ weight.abs().T)
+    relative = (result.double().cpu() - exact) / scale
+    return relative.pow(2).mean().sqrt().item(), relative.abs().max().item()
+
+
+# ---- accuracy ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("K", K_VALUES)
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("name", FP32_LEVEL)
+def test_fp32_level_modes_are_as_accurate_as_fp32(name, kind, K, device):
+    supported(name, device)
+    input, weight = operands(kind, 128, 96, K, device)
+    rms, maximum = errors(linear(input, weight, None, name), input, weight)
+    native_rms, native_maximum = errors(linear(input, weight, None, "fp32"), input, weight)
+    assert rms <= 1.5 * native_rms
+    assert maximum <= 1.5 * native_maximum
+
+
+@pytest.mark.parametrize("K", [k for k in K_VALUES if k >= MINIMUM])
+@pytest.mark.parametrize("kind", DATA)
+@pytest.mark.parametrize("name", FP32_LEVEL)
+def test_fp32_level_modes_are_far_from_tf32(name, kind, K, device):
+    supported(name, device)
+    input, weight = operands(kind, 128, 96, K, device)
+    rms, _ = errors(linear(input, weight, None, name), input, weight)
+    tf32_rms, _ = errors(linear(input, weight, None, "tf32"), input, weight)
+    assert tf32_rms >= 20 * rms
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_tf32_is_within_its_own_bound(kind, device):
+    # 2^-11 per operand: 2^-24 · 2^14 in units of the error metric
+    input, weight = operands(kind, 128, 96, 256, device)
+    _, maximum = errors(linear(input, weight, None, "tf32"), input, weight)
+    assert 2**10 < maximum < 2**14
+
+
+def test_no_mode_is_silently_another(device):
+    input, weight = operands("normal", 256, 256, 256, device)
+    results = {name: linear(input, weight, None, name) for name in supported_modes(device)}
+    for first, second in [
+        ("fp32", "tf32"),
+        ("fp32", "tf32x3"),
+        ("fp32", "bf16x9"),
+        ("tf32", "tf32x3"),
+        ("tf32", "bf16x9"),
+        ("tf32x3", "bf16x9"),
+    ]:
+        if first in results and second in results:
+            assert not torch.equal(results[first], results[second]), f"{first} is {second}"
+
+
+def supported_modes(device: torch.device) -> list[str]:
+    return [name for name in ALL_MODES if name in metatomic_tc.supported_modes(device)]
+
+
+def test_all_modes_are_supported_on_the_cpu():
+    assert metatomic_tc.supported_modes("cpu") == ALL_MODES
+
+
+def test_fp32_on_the_cpu_is_torch_bit_by_bit():
+    for shape in [(7, 33), (2, 5, 128), (128,)]:
+        input = torch.randn(shape)
+        weight, bias = torch.randn(40, shape[-1]), torch.randn(40)
+        assert torch.equal(linear(input, weight, bias, "fp32"), F.linear(input, weight, bias))
+        assert torch.equal(linear(input, weight, None, "fp32"), F.linear(input, weight))
+
+
+def test_identity_matrix_is_exact(mode, device):
+    if mode == "tf32":
+        pytest.skip("one TF32 slice cannot hold an FP32 number")
+    # Three BF16 slices hold an FP32 number exactly; two TF32 slices hold 22 or more of 24 bits.
+    input = torch.randn(64, 64, device=device)
+    result = linear(input, torch.eye(64, device=device), None, mode)
+    if mode == "tf32x3":
+        assert (result - input).abs().max() <= 2.0**-22 * input.abs().max()
+    else:
+        assert torch.equal(result, input)
+
+
+def test_numbers_that_fit_into_a_slice_are_exact(mode, device):
+    # small integers are exact in every mode, and so are their sums
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randint(-15, 16, (70, 200), generator=generator).float().to(device)
+    weight = torch.randint(-15, 16, (90, 200), generator=generator).float().to(device)
+    bias = torch.randint(-15, 16, (90,), generator=generator).float().to(device)
+    exact = F.linear(input.double(), weight.double(), bias.double()).float()
+    assert torch.equal(linear(input, weight, bias, mode), exact)
+
+
+def test_input_gradient_is_as_accurate_as_fp32(mode, device):
+    for kind in DATA:
+        # the gradient contracts over out_features
+        grad, transposed = operands(kind, 128, 96, 1000, device)
+        weight = transposed.T.contiguous()
+        native = torch.ops.metatomic_tc.linear_input_gradient(grad, weight, "fp32")
+        result = torch.ops.metatomic_tc.linear_input_gradient(grad, weight, mode)
+        rms, maximum = errors(result, grad, transposed)
+        native_rms, native_maximum = errors(native, grad, transposed)
+        if mode in FP32_LEVEL:
+            assert rms <= 1.5 * native_rms and maximum <= 1.5 * native_maximum
+            assert not torch.equal(result, native)
+        elif mode == "tf32":
+            assert rms >= 20 * native_rms
+
+
+def test_autograd_uses_the_mode_for_the_input_gradient(mode, device):
+    input, weight = operands("normal", 64, 96, 128, device)
+    input.requires_grad_(True)
+    grad = torch.randn(64, 96, device=device)
+    (result,) = torch.autograd.grad(linear(input, weight, None, mode), input, grad)
+    expected = torch.ops.metatomic_tc.linear_input_gradient(grad, weight, mode)
+    assert torch.equal(result, expected)
+
+
+# ---- shapes, layouts, dtypes ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "shape", [(0, 40), (1, 40), (40,), (2, 3, 5, 40), (2, 0, 40), (37, 40)], ids=str
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_leading_dimensions(shape, bias, mode, device):
+    input, weight = torch.randn(shape, device=device), torch.randn(33, 40, device=device)
+    vector = torch.randn(33, device=device) if bias else None
+    result = linear(input, weight, vector, mode)
+    expected = F.linear(input, weight, vector)
+    assert result.shape == expected.shape and result.is_contiguous()
+    assert result.dtype == torch.float32 and result.device == input.device
+    tolerance = 0.1 if mode == "tf32" else 1e-4
+    torch.testing.assert_close(result, expected, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("N", [16, 17, 31, 130, 257])
+@pytest.mark.parametrize("K", [16, 19, 33, 129])
+def test_odd_sizes(N, K, mode, device):
+    input, weight = operands("normal", 45, N, K, device)
+    bias = torch.randn(N, device=device)
+    result = linear(input, weight, bias, mode)
+    tolerance = 0.2 if mode == "tf32" else 1e-4
+    torch.testing.assert_close(result, F.linear(input, weight, bias), atol=tolerance, rtol=0)
+    gradient = torch.ops.metatomic_tc.linear_input_gradient(result, weight, mode)
+    expected = result @ weight
+    error = (gradient - expected).abs().max() / expected.abs().max()
+    assert error < (1e-2 if mode == "tf32" else 1e-5)
+
+
+def test_layouts_do_not_matter(mode, device):
+    input, weight = operands("normal", 24, 48, 40, device)
+    bias = torch.randn(48, device=device)
+    expected = linear(input, weight, bias, mode)
+
+    assert torch.equal(linear(input.T.contiguous().T, weight, bias, mode), expected)
+    assert torch.equal(linear(input, weight.T.contiguous().T, bias, mode), expected)
+    wide = torch.zeros(48, 80, device=device)
+    wide[:24, ::2] = input
+    assert torch.equal(linear(wide[:24, ::2], weight, bias, mode), expected)
+    wide = torch.zeros(24, 99, device=device)
+    wide[:, 3:43] = input
+    assert torch.equal(linear(wide[:, 3:43], weight, bias, mode), expected)
+    strided = torch.zeros(96, device=device)
+    strided[::2] = bias
+    assert torch.equal(linear(input, weight, strided[::2], mode), expected)
+
+    row = input[:1].expand(24, 40)
+    assert torch.equal(linear(row, weight, bias, mode), linear(row.clone(), weight, bias, mode))
+    column = input[:, :1].expand(24, 40)
+    result = linear(column, weight, bias, mode)
+    assert torch.equal(result, linear(column.clone(), weight, bias, mode))
+
+
+@pytest.mark.parametrize("M", [1, 5, 64])
+def test_fp64_is_exactly_torch(M, mode, device):
+    input = torch.randn(M, 40, dtype=torch.float64, device=device)
+    weight = torch.randn(33, 40, dtype=torch.float64, device=device)
+    bias = torch.randn(33, dtype=torch.float64, device=device)
+    assert torch.equal(linear(input, weight, bias, mode), F.linear(input, weight, bias))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int32, torch.complex64])
+def test_other_dtypes_are_an_error_that_names_them(dtype, device):
+    input = torch.ones(4, 32, device=device).to(dtype)
+    names = {
+        torch.float16: "Half|float16",
+        torch.bfloat16: "BFloat16|bfloat16",
+        torch.int32: "Int|int32",
+        torch.complex64: "ComplexFloat|complex64",
+    }
+    with pytest.raises(RuntimeError, match=names[dtype]):
+        linear(input, torch.ones(32, 32, device=device).to(dtype), None, "tf32x3")
+
+
+def test_mixed_dtypes_are_an_error(device):
+    input, weight = torch.ones(4, 32, device=device), torch.ones(32, 32, device=device)
+    with pytest.raises(RuntimeError, match="(?i)double|float64"):
+        linear(input, weight.double(), None, "tf32x3")
+    with pytest.raises(RuntimeError, match="(?i)double|float64"):
+        linear(input, weight, torch.ones(32, dtype=torch.float64, device=device), "tf32x3")
+
+
+@pytest.mark.parametrize(
+    "input, weight, bias",
+    [
+        ((4, 32), (32, 31), None),
+        ((4, 32), (32,), None),
+        ((4, 32), (2, 32, 32), None),
+        ((), (32, 32), None),
+        ((4, 32), (32, 32), (31,)),
+        ((4, 32), (32, 32), (1, 32)),
+    ],
+)
+def test_shapes_that_do_not_match_are_an_error(input, weight, bias, device):
+    tensors = [torch.ones(s, device=device) if s is not None else None for s in (input, weight, bias)]
+    with pytest.raises(RuntimeError):
+        linear(*tensors, "tf32x3")
+
+
+@pytest.mark.parametrize("name", ["", "TF32x3", "bf16x6", "fp16x3", "float32", "tf32x3 "])
+def test_unknown_modes_are_an_error_that_names_them_and_the_valid_ones(name, device):
+    input, weight = torch.ones(4, 32, device=device), torch.ones(32, 32, device=device)
+    with pytest.raises((RuntimeError, ValueError), match="tf32x3.*bf16x9") as error:
+        linear(input, weight, None, name)
+    assert f"'{name}'" in str(error.value)
+
+
+# ---- special values ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "value", [float("inf"), float("-inf"), float("nan")], ids=["inf", "-inf", "nan"]
+)
+@pytest.mark.parametrize("where", ["input", "weight", "both", "bias", "with-zero"])
+def test_inf_and_nan_come_out_as_from_fp32(value, where, mode, device):
+    input, weight = operands("normal", 40, 48, 64, device)
+    bias = torch.randn(48, device=device)
+    if where in ("input", "both", "with-zero"):
+        input[3, 5] = value
+        input[7, 9] = -value
+    if where in ("weight", "both"):
+        weight[11, 5] = value
+    if where == "with-zero":
+        weight[13, 5] = 0
+    if where == "bias":
+        bias[2] = value
+    expected = F.linear(input, weight, bias)
+    result = linear(input, weight, bias, mode)
+    assert_same_special_values(result, expected)
+
+
+def test_inf_minus_inf_is_nan(mode, device):
+    input, weight = operands("same-sign", 33, 40, 64, device)
+    input[2, 1], input[2, 8] = float("inf"), float("-inf")
+    expected = F.linear(input, weight)
+    assert expected[2].isnan().all()
+    assert_same_special_values(linear(input, weight, None, mode), expected)
+
+
+@pytest.mark.parametrize("where", ["input", "weight", "both"])
+def test_the_largest_numbers_come_out_as_from_fp32(where, mode, device):
+    # The slices of FLT_MAX may round up to infinity; FP32 has no such problem.
+    largest = torch.finfo(torch.float32).max
+    input, weight = torch.zeros(32, 32, device=device), torch.zeros(32, 32, device=device)
+    input[:, 0] = largest if where in ("input", "both") else 1e-3
+    weight[:, 0] = largest if where in ("weight", "both") else 1e-3
+    expected = F.linear(input, weight)
+    result = linear(input, weight, None, mode)
+    assert_same_special_values(result, expected)
+    finite = expected.isfinite()
+    tolerance = 2e-3 if mode == "tf32" else 1e-6
+    torch.testing.assert_close(result[finite], expected[finite], rtol=tolerance, atol=0)
+
+
+@pytest.mark.parametrize("exponent", [-120, -100, -60, 60, 100, 120])
+def test_huge_and_tiny_numbers(exponent, mode, device):
+    input, weight = operands("normal", 64, 64, 64, device)
+    scale = 2.0**exponent
+    result = linear(input * scale, weight, None, mode) / scale
+    expected = F.linear(input, weight)
+    # In the lowest binades the slices of tf32x3 run out of bits, by no more than FP32's own ulp
+    # of the result.
+    if mode == "tf32":
+        tolerance = 0.1
+    else:
+        tolerance = 1e-4
+    torch.testing.assert_close(result, expected, atol=tolerance, rtol=0)
+
+
+def test_subnormal_numbers(mode, device):
+    # Products of subnormal numbers with large ones are normal. A GPU may flush them in its
+    # Tensor Cores, as it may in FP32: the error stays below the smallest normal number's share.
+    input = torch.full((32, 32), 1e-40, device=device)
+    weight = torch.full((32, 32), 1.0, device=device)
+    result = linear(input, weight, None, mode)
+    expected = F.linear(input, weight)
+    assert result.isfinite().all()
+    assert (result - expected).abs().max() <= 32 * torch.finfo(torch.float32).tiny
+
+
+def assert_same_special_values(result: torch.Tensor, expected: torch.Tensor) -> None:
+    assert torch.equal(result.isnan(), expected.isnan())
+    assert torch.equal(result.isinf(), expected.isinf())
+    infinite = expected.isinf()
+    assert torch.equal(result[infinite], expected[infinite])
+
+
+# ---- the small-layer rule ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("N, K", [(256, 4), (1, 256), (3, 256), (9, 256), (MINIMUM - 1, 64)])
+def test_small_layers_stay_in_fp32(N, K, mode, device):
+    input, weight = operands("normal", 64, N, K, device)
+    bias = torch.randn(N, device=device)
+    assert torch.equal(linear(input, weight, bias, mode), linear(input, weight, bias, "fp32"))
+    grad = torch.randn(64, N, device=device)
+    gradient = torch.ops.metatomic_tc.linear_input_gradient
+    assert torch.equal(gradient(grad, weight, mode), gradient(grad, weight, "fp32"))
+
+
+def test_layers_at_the_limit_use_the_mode(device):
+    input, weight = operands("normal", 64, MINIMUM, MINIMUM, device)
+    assert not torch.equal(linear(input, weight, None, "tf32"), linear(input, weight, None, "fp32"))
+
+
+# ---- caching -------------------------------------------------------------------------------------
+
+
+def test_a_weight_changed_in_place_is_never_stale(mode, device):
+    input, weight = operands("normal", 40, 64, 64, device)
+    for change in (
+        lambda: weight.mul_(2),
+        lambda: weight.data.add_(1),
+        lambda: weight.copy_(torch.randn_like(weight)),
+        lambda: weight[3].zero_(),
+        lambda: weight.set_(torch.randn_like(weight)),
+        lambda: weight.view(-1)[5:9].fill_(7),
+    ):
+        linear(input, weight, None, mode)
+        torch.ops.metatomic_tc.linear_input_gradient(input, weight, mode)
+        change()
+        fresh = weight.clone()
+        assert torch.equal(linear(input, weight, None, mode), linear(input, fresh, None, mode))
+        gradient = torch.ops.metatomic_tc.linear_input_gradient
+        assert torch.equal(gradient(input, weight, mode), gradient(input, fresh, mode))
+
+
+def test_a_freed_weight_is_never_served(mode, device):
+    # the allocator likes to give the same memory again
+    input = torch.randn(40, 64, device=device)
+    addresses = set()
+    for seed in range(20):
+        _, weight = operands("normal", 1, 64, 64, device, seed)
+        addresses.add(weight.data_ptr())
+        expected = linear(input, weight.clone().contiguous(), None, mode)
+        assert torch.equal(linear(input, weight, None, mode), expected)
+        del weight
+
+
+# ---- gradients -----------------------------------------------------------------------------------
+
+
+def fp64_arguments(bias: bool, device):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 3, 18), (17, 18)] + ([(17,)] if bias else [])
+    tensors = [torch.randn(s, generator=generator, dtype=torch.float64) for s in shapes]
+    tensors = [tensor.to(device).requires_grad_(True) for tensor in tensors]
+    return tensors if bias else [*tensors, None]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradcheck_of_first_and_second_order(bias, mode, device):
+    arguments = fp64_arguments(bias, device)
+    function = lambda *tensors: linear(*tensors, mode)  # noqa: E731
+    assert torch.autograd.gradcheck(function, arguments, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, arguments, fast_mode=True)
+
+
+def test_gradcheck_of_the_input_gradient(mode, device):
+    grad, weight, _ = fp64_arguments(False, device)
+    grad = torch.randn(2, 3, 17, dtype=torch.float64, device=device, requires_grad=True)
+    function = lambda a, b: torch.ops.metatomic_tc.linear_input_gradient(a, b, mode)  # noqa: E731
+    assert torch.autograd.gradcheck(function, (grad, weight), fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, (grad, weight), fast_mode=True)
+
+
+def test_weight_and_bias_gradients_are_those_of_torch(mode, device):
+    input, weight = operands("normal", 30, 48, 40, device)
+    bias = torch.randn(48, device=device)
+    grad = torch.randn(30, 48, device=device)
+    leaves = [weight.requires_grad_(True), bias.requires_grad_(True)]
+    result = torch.autograd.grad(linear(input, weight, bias, mode), leaves, grad)
+    expected = torch.autograd.grad(F.linear(input, weight, bias), leaves, grad)
+    for found, wanted in zip(result, expected, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-4)
+
+
+def test_double_backward_of_a_network(mode, device):
+    """Training on forces: the gradient of a function of the input gradient."""
+    torch.manual_seed(0)
+    first = torch.nn.Linear(32, 64, device=device)
+    second = torch.nn.Linear(64, 1, device=device)
+    input = torch.randn(20, 32, device=device)
+
+    def loss(layer):
+        x = input.clone().requires_grad_(True)
+        energy = second(torch.tanh(layer(x))).sum()
+        (forces,) = torch.autograd.grad(energy, x, create_graph=True)
+        return torch.autograd.grad(forces.pow(2).sum(), [first.weight, second.weight])
+
+    tolerance = 5e-2 if mode == "tf32" else 1e-4
+    found = loss(TCLinear.from_linear(first, mode))
+    for result, expected in zip(found, loss(first), strict=True):
+        torch.testing.assert_close(result, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_only_the_gradients_that_are_asked_for_are_there(device):
+    input, weight = operands("normal", 30, 48, 40, device)
+    input.requires_grad_(True)
+    linear(input, weight, None, "tf32x3").sum().backward()
+    assert input.grad is not None and weight.grad is None
+    with torch.no_grad():
+        assert not linear(input, weight, None, "tf32x3").requires_grad
+    assert not linear(input.detach(), weight, None, "tf32x3").requires_grad
+
+
+# ---- PyTorch machinery ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_opcheck_of_linear(requires_grad, bias, mode, device):
+    input = torch.randn(2, 3, 32, device=device, requires_grad=requires_grad)
+    weight = torch.randn(48, 32, device=device, requires_grad=requires_grad)
+    vector = torch.randn(48, device=device, requires_grad=requires_grad) if bias else None
+    torch.library.opcheck(torch.ops.metatomic_tc.linear, (input, weight, vector, mode))
+
+
+@pytest.mark.parametrize("requires_grad", [True, False])
+def test_opcheck_of_linear_input_gradient(requires_grad, mode, device):
+    grad = torch.randn(2, 3, 48, device=device, requires_grad=requires_grad)
+    weight = torch.randn(48, 32, device=device, requires_grad=requires_grad)
+    torch.library.opcheck(torch.ops.metatomic_tc.linear_input_gradient, (grad, weight, mode))
+
+
+def test_meta_tensors():
+    input, weight = torch.ones(2, 3, 32, device="meta"), torch.ones(48, 32, device="meta")
+    result = linear(input, weight, None, "tf32x3")
+    assert result.shape == (2, 3, 48) and result.device.type == "meta"
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.filterwarnings("ignore")
+def test_torch_compile_of_forward_and_backward(backend, device, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    layers = [TCLinear(32, 64, mode="tf32x3"), TCLinear(64, 16, mode="tf32x3")]
+    network = torch.nn.Sequential(layers[0], torch.nn.SiLU(), layers[1]).to(device)
+    compiled = torch.compile(network, fullgraph=True, backend=backend, dynamic=True)
+    for rows in (20, 33):
+        input = torch.randn(rows, 32, device=device, requires_grad=True)
+        result, expected = compiled(input), network(input)
+        torch.testing.assert_close(result, expected)
+        (found,) = torch.autograd.grad(result.sum(), input)
+        (wanted,) = torch.autograd.grad(expected.sum(), input)
+        torch.testing.assert_close(found, wanted)
+
+
+def test_script_save_load_in_a_fresh_process(device, tmp_path):
+    torch.manual_seed(0)
+    network = torch.nn.Sequential(TCLinear(32, 64), torch.nn.Tanh(), TCLinear(64, 32, mode="bf16x9"))
+    scripted = torch.jit.script(network)
+    input = torch.randn(20, 32, requires_grad=True)
+    expected = network(input)
+    (gradient,) = torch.autograd.grad(expected.pow(2).sum(), input)
+    scripted.save(tmp_path / "network.pt")
+    torch.save((input.detach(), expected.detach(), gradient), tmp_path / "values.pt")
+    library = next(path for path in torch.ops.loaded_libraries if "libmetatomic_tc" in path)
+    code = f"""
+import torch
+torch.ops.load_library({library!r})
+network = torch.jit.load("network.pt")
+input, expected, gradient = torch.load("values.pt")
+for _ in range(3):
+    input = input.detach().requires_grad_(True)
+    result = network(input)
+    assert torch.equal(result, expected)
+    result.pow(2).sum().backward()
+    assert torch.equal(input.grad, gradient)
+print("same")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "same", done.stderr
+
+
+def test_torch_precision_flags_are_neither_read_nor_written(device):
+    input, weight = operands("normal", 64, 64, 256, device)
+    before = torch.get_float32_matmul_precision()
+    expected = {name: linear(input, weight, None, name) for name in supported_modes(device)}
+    try:
+        for precision in ("medium", "high", "highest"):
+            torch.set_float32_matmul_precision(precision)
+            for name, value in expected.items():
+                if device.type == "cpu" and name == "fp32":
+                    continue  # that is torch itself
+                assert torch.equal(linear(input, weight, None, name), value)
+            assert torch.get_float32_matmul_precision() == precision
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_threads_with_different_modes(device):
+    input, weight = operands("normal", 64, 64, 64, device)
+    names = supported_modes(device)
+    expected = {name: linear(input, weight, None, name) for name in names}
+    wrong = []
+
+    def work(name: str) -> None:
+        for _ in range(30):
+            if not torch.equal(linear(input, weight, None, name), expected[name]):
+                wrong.append(name)
+
+    threads = [threading.Thread(target=work, args=(name,)) for name in names * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+# ---- the layer -----------------------------------------------------------------------------------
+
+
+def test_layer_has_the_parameters_of_a_linear_layer(mode):
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(32, 48)
+    torch.manual_seed(0)
+    layer = TCLinear(32, 48, mode=mode)
+    assert isinstance(layer, torch.nn.Linear)
+    assert layer.state_dict().keys() == plain.state_dict().keys()
+    assert torch.equal(layer.weight, plain.weight) and torch.equal(layer.bias, plain.bias)
+    assert mode in repr(layer)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_from_a_linear_layer_shares_its_parameters(bias):
+    plain = torch.nn.Linear(32, 48, bias=bias, dtype=torch.float64).eval()
+    layer = TCLinear.from_linear(plain, "tf32x3")
+    assert layer.weight is plain.weight and layer.bias is plain.bias
+    assert not layer.training
+    input = torch.randn(5, 32, dtype=torch.float64)
+    assert torch.equal(layer(input), plain(input))
+
+
+def test_layer_errors():
+    with pytest.raises(ValueError, match="'tf33'"):
+        TCLinear(32, 48, mode="tf33")
+    with pytest.raises(TypeError, match="Conv1d"):
+        TCLinear.from_linear(torch.nn.Conv1d(1, 1, 1))
+
+
+def test_two_layers_with_different_modes_in_one_script():
+    class Two(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            plain = torch.nn.Linear(64, 64)
+            self.first = TCLinear.from_linear(plain, "tf32")
+            self.second = TCLinear.from_linear(plain, "tf32x3")
+
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return self.first(x), self.second(x)
+
+    model = Two()
+    input = torch.randn(10, 64)
+    first, second = torch.jit.script(model)(input)
+    assert torch.equal(first, linear(input, model.first.weight, model.first.bias, "tf32"))
+    assert torch.equal(second, linear(input, model.first.weight, model.first.bias, "tf32x3"))
+    assert not torch.equal(first, second)
+
+
+# ---- dispatch ------------------------------------------------------------------------------------
+
+
+def test_the_table_decides_what_is_selected():
+    table = json.loads(torch.ops.metatomic_tc.dispatch_table())
+    select = torch.ops.metatomic_tc.select_implementation
+    for rule in table:
+        if rule["device"] == "cpu":
+            assert select(rule["mode"], False, 0, 0, 128, 128, 128) == rule["implementation"]
+        else:
+            capability = max(rule["min_compute_capability"], 10)
+            size = 128 * max(rule["min_tiles"], 1)
+            cuda = max(rule["min_cuda_version"], 12000)
+            selected = select(rule["mode"], True, capability, cuda, size, 128, 256)
+            first = next(
+                r["implementation"]
+                for r in table
+                if r["mode"] == rule["mode"]
+                and r["device"] == "cuda"
+                and r["min_compute_capability"] <= capability <= r["max_compute_capability"]
+                and r["min_cuda_version"] <= cuda
+                and r["min_tiles"] <= max(rule["min_tiles"], 1)
+            )
+            assert selected == first
+
+
+@pytest.mark.parametrize(
+    "mode, capability, cuda", [("tf32x3", 75, 12040), ("bf16x9", 90, 13000), ("bf16x9", 100, 12080)]
+)
+def test_what_a_gpu_cannot_do_is_an_error_that_names_what_it_can(mode, capability, cuda):
+    with pytest.raises(RuntimeError, match=mode) as error:
+        torch.ops.metatomic_tc.select_implementation(mode, True, capability, cuda, 512, 512, 512)
+    message = str(error.value)
+    assert f"{capability / 10:.1f}" in message
+    offered = json.loads(torch.ops.metatomic_tc.supported_modes(True, capability, cuda))
+    assert "fp32" in offered and mode not in offered
+    for name in offered:
+        assert name in message
+
+
+def test_other_devices_are_an_error():
+    with pytest.raises(RuntimeError, match="(?i)meta"):
+        metatomic_tc.supported_modes("meta")
+
+
+# ---- GPU only ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cuda() -> torch.device:
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    return torch.device("cuda")
+
+
+@pytest.mark.gpu
+def test_unsupported_modes_name_the_gpu_and_what_works(cuda):
+    unsupported = [m for m in ALL_MODES if m not in metatomic_tc.supported_modes(cuda)]
+    input, weight = operands("normal", 64, 64, 64, cuda)
+    for name in unsupported:
+        with pytest.raises(RuntimeError, match=name) as error:
+            linear(input, weight, None, name)
+        message = str(error.value)
+        assert torch.cuda.get_device_name(cuda) in message
+        for other in metatomic_tc.supported_modes(cuda):
+            assert other in message
+
+
+@pytest.mark.gpu
+def test_a_second_run_is_bit_identical(cuda):
+    input, weight = operands("normal", 4000, 512, 512, cuda)
+    for name in supported_modes(cuda):
+        first = linear(input, weight, None, name)
+        for _ in range(5):
+            assert torch.equal(linear(input, weight, None, name), first)
+
+
+@pytest.mark.gpu
+def test_the_current_stream_is_used(cuda):
+    input, weight = operands("normal", 4096, 1024, 1024, cuda)
+    for name in supported_modes(cuda):
+        expected = linear(input, weight, None, name)
+        torch.cuda.synchronize()
+        stream = torch.cuda.Stream()
+        late = torch.zeros_like(input)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            # The input is there only after this stream's sleep: another stream would read zeros.
+            torch.cuda._sleep(50_000_000)
+            late.copy_(input)
+            result = linear(late, weight, None, name)
+            gradient = torch.ops.metatomic_tc.linear_input_gradient(result, weight, name)
+        stream.synchronize()
+        assert torch.equal(result, expected)
+        again = torch.ops.metatomic_tc.linear_input_gradient(expected, weight, name)
+        assert torch.equal(gradient, again)
+
+
+@pytest.mark.gpu
+def test_cuda_graphs_can_capture_it(cuda):
+    input, weight = operands("normal", 1000, 256, 128, cuda)
+    bias = torch.randn(256, device=cuda)
+    for name in supported_modes(cuda):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                linear(input, weight, bias, name)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        static = input.clone()
+        with torch.cuda.graph(graph):
+            result = linear(static, weight, bias, name)
+            gradient = torch.ops.metatomic_tc.linear_input_gradient(result, weight, name)
+        for seed in range(3):
+            fresh, _ = operands("normal", 1000, 1, 128, cuda, seed)
+            static.copy_(fresh)
+            graph.replay()
+            torch.cuda.synchronize()
+            expected = linear(fresh, weight, bias, name)
+            assert torch.equal(result, expected)
+            again = torch.ops.metatomic_tc.linear_input_gradient(expected, weight, name)
+            assert torch.equal(gradient, again)
+
+
+@pytest.mark.gpu
+def test_tensors_on_different_devices_are_an_error(cuda):
+    with pytest.raises(RuntimeError, match="(?i)device"):
+        linear(torch.ones(4, 32, device=cuda), torch.ones(32, 32), None, "tf32x3")
+
+
+@pytest.mark.gpu
+def test_the_device_of_the_tensors_counts(cuda):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    input, weight = operands("normal", 64, 64, 64, "cuda:1")
+    with torch.cuda.device(0):
+        result = linear(input, weight, None, "tf32x3")
+    assert result.device.index == 1
+    expected = linear(input.to("cuda:0"), weight.to("cuda:0"), None, "tf32x3")
+    assert torch.equal(result.cpu(), expected.cpu())
+
+
+@pytest.mark.gpu
+def test_more_rows_than_a_grid_dimension_holds(cuda):
+    input, weight = operands("normal", 1, 32, 32, cuda)
+    input = input.repeat(9_000_000, 1)
+    for name in supported_modes(cuda):
+        result = linear(input, weight, None, name)
+        assert torch.equal(result[0], result[-1])
+        assert torch.equal(result[4_500_000], result[-1])
