@@ -89,6 +89,8 @@ torch=$(python3 -c 'import importlib.util as u; print(u.find_spec("torch").submo
 tag=torch-$(python3 -c 'import torch; print(".".join(torch.__version__.split(".")[:2]))')
 export PYTHONPATH=$work/installed:$PYTHONPATH PATH=$work/installed/bin:$PATH PYTHONUNBUFFERED=1
 export LD_LIBRARY_PATH=$torch/lib:$work/site/metatensor/lib:$work/site/metatensor_torch/$tag/lib:$work/site/metatomic/torch/$tag/lib:$LD_LIBRARY_PATH
+# the system's compiler: one that links libstdc++ statically cannot build a library for PyTorch
+export CC=/usr/bin/gcc CXX=/usr/bin/g++ CUDAHOSTCXX=/usr/bin/g++
 export device out work
 
 phase build 420

@@ -13,6 +13,7 @@ if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     set(CMAKE_CUDA_ARCHITECTURES "80;90a-real;100-real")
 endif()
 enable_language(CUDA)
+find_package(CUDAToolkit REQUIRED)
 
 find_python_package(cutlass_library cutlass_directory)
 find_path(CUTLASS_INCLUDE_DIR cutlass/cutlass.h
@@ -25,7 +26,7 @@ endif()
 
 find_python_package(nvidia nvidia_directory)
 find_path(CUBLASLT_INCLUDE_DIR cublasLt.h
-    PATHS ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES}
+    PATHS ${CUDAToolkit_INCLUDE_DIRS}
         "${nvidia_directory}/cu13/include" "${nvidia_directory}/cublas/include")
 if(NOT CUBLASLT_INCLUDE_DIR)
     message(FATAL_ERROR
@@ -36,8 +37,8 @@ endif()
 target_sources(metatomic_tc PRIVATE
     kernels/cublas.cpp
     kernels/cutlass_3xtf32.cu
-    kernels/cutlass_3xtf32_128x128_plain.cu
-    kernels/cutlass_3xtf32_128x128_transposed.cu
+    kernels/cutlass_3xtf32_128x64_plain.cu
+    kernels/cutlass_3xtf32_128x64_transposed.cu
     kernels/cutlass_3xtf32_64x64_plain.cu
     kernels/cutlass_3xtf32_64x64_transposed.cu
     kernels/cutlass_3xtf32_64x64_unaligned_plain.cu
@@ -46,9 +47,16 @@ target_sources(metatomic_tc PRIVATE
     kernels/nonfinite.cu
 )
 target_include_directories(metatomic_tc PRIVATE
-    ${CUTLASS_INCLUDE_DIR} ${CUBLASLT_INCLUDE_DIR} ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+    ${CUTLASS_INCLUDE_DIR} ${CUBLASLT_INCLUDE_DIR})
+target_link_libraries(metatomic_tc PRIVATE CUDA::cudart_static)
 target_compile_options(metatomic_tc PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 set_source_files_properties(kernels/gemm_cuda.cpp PROPERTIES
     COMPILE_DEFINITIONS "METATOMIC_TC_CUDA_ARCHITECTURES=\"${CMAKE_CUDA_ARCHITECTURES}\"")
-set_target_properties(metatomic_tc PROPERTIES CUDA_RUNTIME_LIBRARY Static CUDA_STANDARD 17)
+# linked by the C++ compiler: nvcc's link line can bring a static libstdc++, which does not mix with
+# PyTorch's shared one
+set_target_properties(metatomic_tc PROPERTIES
+    CUDA_RUNTIME_LIBRARY None
+    CUDA_STANDARD 17
+    LINKER_LANGUAGE CXX
+)

@@ -28,8 +28,8 @@ static int from_environment(std::initializer_list<const char *> names) {
 
 LocalRank local_rank(int rank, int size) {
   LocalRank local;
-  local.index = from_environment(
-      {"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
+  local.index = from_environment({"MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK",
+                                  "MV2_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"});
   local.count = from_environment(
       {"MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE", "MV2_COMM_WORLD_LOCAL_SIZE"});
   if (local.index < 0)
@@ -60,9 +60,10 @@ std::string select_device(const std::string &requested, const std::vector<std::s
   if (type == "cpu")
     return "cpu";
   if (gpus == 0)
-    throw std::runtime_error("device " + device +
-                             " was asked for, but torch finds no CUDA GPU here; use device cpu, or "
-                             "check the driver, CUDA_VISIBLE_DEVICES and that torch is a CUDA build");
+    throw std::runtime_error(
+        "device " + device +
+        " was asked for, but torch finds no CUDA GPU here; use device cpu, or "
+        "check the driver, CUDA_VISIBLE_DEVICES and that torch is a CUDA build");
   if (device == "cuda")
     return "cuda:" + std::to_string(local.index % gpus);
   // "device" has the form cuda:N, checked where the keyword was read.

@@ -23,7 +23,8 @@
 
 namespace metatomic_tc::lammps {
 
-// ---- messages ------------------------------------------------------------------------------------
+// ---- messages
+// ------------------------------------------------------------------------------------
 
 std::string one_line(const std::exception &error) {
   std::string text = error.what();
@@ -47,7 +48,9 @@ std::string one_line(const std::exception &error) {
   return line.empty() ? "unknown error" : line;
 }
 
-void check_mode(const std::string &mode) { parse_mode(mode); }
+void check_mode(const std::string &mode) {
+  parse_mode(mode);
+}
 
 static std::string join(const std::vector<int64_t> &numbers) {
   std::string text;
@@ -64,7 +67,8 @@ static void check_file(const std::string &path) {
     throw std::runtime_error("cannot read the model file " + path);
 
   const auto ends_with = [&](const std::string &end) {
-    return path.size() >= end.size() && path.compare(path.size() - end.size(), end.size(), end) == 0;
+    return path.size() >= end.size() &&
+           path.compare(path.size() - end.size(), end.size(), end) == 0;
   };
   const std::string is_checkpoint =
       path + " is a checkpoint, not an exported model: run \"metatomic-tc export " + path +
@@ -76,7 +80,8 @@ static void check_file(const std::string &path) {
   try {
     archive.emplace(path);
   } catch (const std::exception &) {
-    throw std::runtime_error(path + " is not a metatomic model: it is not a TorchScript file at all");
+    throw std::runtime_error(path +
+                             " is not a metatomic model: it is not a TorchScript file at all");
   }
   if (!archive->hasRecord("constants.pkl")) {
     if (archive->hasRecord("data.pkl"))
@@ -86,14 +91,16 @@ static void check_file(const std::string &path) {
   }
   if (!archive->hasRecord("extra/metatomic-version")) {
     if (archive->hasRecord("extra/metatensor-version"))
-      throw std::runtime_error(path + " is a model for metatensor, from before metatomic: export it "
-                                      "again from its checkpoint, with \"metatomic-tc export\"");
+      throw std::runtime_error(path +
+                               " is a model for metatensor, from before metatomic: export it "
+                               "again from its checkpoint, with \"metatomic-tc export\"");
     throw std::runtime_error(path + " is not a metatomic model: it is a TorchScript file that was "
                                     "not written by metatomic's AtomisticModel.save");
   }
 }
 
-// ---- Model ---------------------------------------------------------------------------------------
+// ---- Model
+// ---------------------------------------------------------------------------------------
 
 struct Model::Implementation {
   Implementation(metatensor_torch::Module loaded) : module(std::move(loaded)) {}
@@ -162,10 +169,10 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
     throw std::runtime_error(path + " has no energy: " + one_line(error));
   }
   self.atomic_energies = available.at(self.energy_key)->sample_kind() == "atom";
-  self.outputs.insert(self.energy_key, torch::make_intrusive<metatomic_torch::ModelOutputHolder>(
-                                           "energy", options.energy_unit,
-                                           self.atomic_energies ? "atom" : "system",
-                                           std::vector<std::string>(), ""));
+  self.outputs.insert(self.energy_key,
+                      torch::make_intrusive<metatomic_torch::ModelOutputHolder>(
+                          "", options.energy_unit, self.atomic_energies ? "atom" : "system",
+                          std::vector<std::string>(), ""));
 
   if (self.module.find_method("requested_inputs")) {
     const auto inputs = self.module.run_method("requested_inputs", true).toGenericDict();
@@ -173,13 +180,14 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
     for (const auto &input : inputs)
       names += (names.empty() ? "" : ", ") + input.key().toStringRef();
     if (!names.empty())
-      throw std::runtime_error(path + " needs more than atoms and a cell, which pair_style "
-                                      "metatomic-tc cannot give it: " + names);
+      throw std::runtime_error(path +
+                               " needs more than atoms and a cell, which pair_style "
+                               "metatomic-tc cannot give it: " +
+                               names);
   }
 
   for (const auto &list : self.module.run_method("requested_neighbor_lists").toList()) {
-    self.lists.push_back(
-        list.get().toCustomClass<metatomic_torch::NeighborListOptionsHolder>());
+    self.lists.push_back(list.get().toCustomClass<metatomic_torch::NeighborListOptionsHolder>());
     self.requests.push_back(
         {self.lists.back()->engine_cutoff(options.length_unit), self.lists.back()->full_list()});
   }
@@ -202,7 +210,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
 
   if (mode != asked)
     self.warnings.push_back("mode " + to_string(asked) + " is not supported on " +
-                            on.description() + ": using " + to_string(mode) + ", as fallback yes allows");
+                            on.description() + ": using " + to_string(mode) +
+                            ", as fallback yes allows");
   if (mode == Mode::tf32)
     self.warnings.push_back("mode tf32 does not have FP32 accuracy: forces may be wrong by "
                             "1e-3 eV/A and more, use it for comparison only");
@@ -236,7 +245,9 @@ double Model::cutoff() const {
   return cutoff;
 }
 
-double Model::interaction_range() const { return implementation_->interaction_range; }
+double Model::interaction_range() const {
+  return implementation_->interaction_range;
+}
 
 bool Model::has_type(int atomic_number) const {
   const auto &types = implementation_->capabilities->atomic_types;
@@ -249,9 +260,15 @@ std::string Model::types() const {
   return join(types);
 }
 
-bool Model::has_atomic_energies() const { return implementation_->atomic_energies; }
-std::string Model::summary() const { return implementation_->summary; }
-const std::vector<std::string> &Model::warnings() const { return implementation_->warnings; }
+bool Model::has_atomic_energies() const {
+  return implementation_->atomic_energies;
+}
+std::string Model::summary() const {
+  return implementation_->summary;
+}
+const std::vector<std::string> &Model::warnings() const {
+  return implementation_->warnings;
+}
 
 Prediction Model::evaluate(const Structure &structure, bool virial) {
   auto &self = *implementation_;
@@ -261,7 +278,8 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
 
   const auto n = static_cast<int64_t>(structure.types.size());
   const auto on_device = [&](const void *data, at::IntArrayRef shape, torch::Dtype dtype) {
-    // Tensors on the CPU share the memory of `structure`, which outlives them and which none writes.
+    // Tensors on the CPU share the memory of `structure`, which outlives them and which none
+    // writes.
     return torch::from_blob(const_cast<void *>(data), shape, dtype).to(self.device);
   };
 
@@ -313,7 +331,8 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
       self.module
           .forward({std::vector<metatomic_torch::System>{system}, options, self.check_consistency})
           .toGenericDict();
-  const auto energy = outputs.at(self.energy_key).toCustomClass<metatensor_torch::TensorMapHolder>();
+  const auto energy =
+      outputs.at(self.energy_key).toCustomClass<metatensor_torch::TensorMapHolder>();
   const auto block = metatensor_torch::TensorMapHolder::block_by_id(energy, 0);
   const auto values = block->values();
 

@@ -9,7 +9,14 @@
 
 namespace metatomic_tc::lammps {
 
-Shift Cell::closest_shift(const double d[3]) const {
+static Shift operator-(const Shift &a) {
+  return {-a[0], -a[1], -a[2]};
+}
+static Shift operator+(const Shift &a, const Shift &b) {
+  return {a[0] + b[0], a[1] + b[1], a[2] + b[2]};
+}
+
+Shift Cell::nearest(const double d[3]) const {
   Shift shift = {0, 0, 0};
   double rest[3] = {d[0], d[1], d[2]};
   // Lower triangular: only c has a z component, only b and c have y components.
@@ -26,7 +33,8 @@ Shift Cell::closest_shift(const double d[3]) const {
 
 void EvaluatedAtoms::build(int nlocal, int nghost, const std::vector<int64_t> &tag,
                            const std::vector<char> &skip, const double *const *x,
-                           const std::vector<double> &outside, const Cell &cell) {
+                           const std::vector<double> &outside, const double center[3],
+                           const Cell &cell) {
   const int nall = nlocal + nghost;
   index_.clear();
   evaluated_.assign(nall, -1);
@@ -56,22 +64,38 @@ void EvaluatedAtoms::build(int nlocal, int nghost, const std::vector<int64_t> &t
       end++;
     if (skip[first])
       continue;
+    const auto displacement = [&](int k, const double origin[3]) {
+      const double d[3] = {x[k][0] - origin[0], x[k][1] - origin[1], x[k][2] - origin[2]};
+      return cell.nearest(d);
+    };
     if (first >= nlocal) {
       evaluated_[first] = size();
+      shift_[first] = displacement(first, center);
       index_.push_back(first);
     }
     for (int m = start + 1; m < end; m++) {
       const int k = order[m];
-      const double d[3] = {x[k][0] - x[first][0], x[k][1] - x[first][1], x[k][2] - x[first][2]};
       evaluated_[k] = evaluated_[first];
-      shift_[k] = cell.closest_shift(d);
+      shift_[k] = shift_[first] + displacement(k, x[first]);
     }
   }
 }
 
-static bool is_positive(const Shift &shift) { return shift > Shift{0, 0, 0}; }
+void EvaluatedAtoms::positions(const double *const *x, const Cell &cell,
+                               std::vector<double> &positions) const {
+  positions.resize(3 * size());
+  for (int i = 0; i < size(); i++) {
+    const int k = index_[i];
+    const Shift &s = shift_[k];
+    for (int m = 0; m < 3; m++)
+      positions[3 * i + m] =
+          x[k][m] - (s[0] * cell.rows[0][m] + s[1] * cell.rows[1][m] + s[2] * cell.rows[2][m]);
+  }
+}
 
-static Shift operator-(const Shift &shift) { return {-shift[0], -shift[1], -shift[2]}; }
+static bool is_positive(const Shift &shift) {
+  return shift > Shift{0, 0, 0};
+}
 
 std::vector<Pair> find_pairs(const EvaluatedAtoms &atoms, const LammpsList &list) {
   std::vector<Pair> pairs;
@@ -86,7 +110,7 @@ std::vector<Pair> find_pairs(const EvaluatedAtoms &atoms, const LammpsList &list
       const int j = atoms.evaluated(neighbor);
       if (j < 0)
         continue;
-      const Shift &shift = atoms.shift(neighbor);
+      const Shift shift = atoms.shift(neighbor) + -atoms.shift(k);
       if (i < atoms.owned()) {
         // Owned atoms have all their neighbors: one direction of each pair will do.
         if (i < j || (i == j && is_positive(shift)))

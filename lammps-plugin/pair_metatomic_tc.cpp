@@ -85,7 +85,8 @@ void PairMetatomicTC::allocate() {
     }
 }
 
-// ---- commands ------------------------------------------------------------------------------------
+// ---- commands
+// ------------------------------------------------------------------------------------
 
 void PairMetatomicTC::settings(int narg, char **arg) {
   if (narg < 1)
@@ -109,8 +110,9 @@ void PairMetatomicTC::settings(int narg, char **arg) {
     const bool known = keyword == "device" || keyword == "extensions" ||
                        keyword == "check_consistency" || keyword == "fallback";
     if (!known)
-      error->all(FLERR, "pair_style metatomic-tc: unknown keyword '" + keyword +
-                            "', the keywords are device, extensions, check_consistency and fallback");
+      error->all(FLERR,
+                 "pair_style metatomic-tc: unknown keyword '" + keyword +
+                     "', the keywords are device, extensions, check_consistency and fallback");
     if (i + 1 >= narg)
       error->all(FLERR, "pair_style metatomic-tc: keyword '" + keyword + "' has no value");
     if (std::find(seen.begin(), seen.end(), keyword) != seen.end())
@@ -121,11 +123,12 @@ void PairMetatomicTC::settings(int narg, char **arg) {
 
     const std::string value = arg[i + 1];
     if (keyword == "device") {
-      const bool numbered = value.size() > 5 && value.size() < 9 && value.compare(0, 5, "cuda:") == 0 &&
+      const bool numbered = value.size() > 5 && value.size() < 9 &&
+                            value.compare(0, 5, "cuda:") == 0 &&
                             value.find_first_not_of("0123456789", 5) == std::string::npos;
       if (value != "cpu" && value != "cuda" && !numbered)
-        error->all(FLERR, "pair_style metatomic-tc: device must be cpu, cuda or cuda:N, not '" + value +
-                              "'");
+        error->all(FLERR, "pair_style metatomic-tc: device must be cpu, cuda or cuda:N, not '" +
+                              value + "'");
       options.device = value;
     } else if (keyword == "extensions") {
       if (!platform::path_is_directory(value))
@@ -134,8 +137,8 @@ void PairMetatomicTC::settings(int narg, char **arg) {
     } else {
       const bool yes = value == "yes" || value == "on" || value == "true";
       if (!yes && value != "no" && value != "off" && value != "false")
-        error->all(FLERR, "pair_style metatomic-tc: " + keyword + " must be yes or no, not '" + value +
-                              "'");
+        error->all(FLERR, "pair_style metatomic-tc: " + keyword + " must be yes or no, not '" +
+                              value + "'");
       (keyword == "fallback" ? options.fallback : options.check_consistency) = yes;
     }
   }
@@ -154,11 +157,15 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
   model_.reset();
 
   if (narg < 3 || strcmp(arg[0], "*") != 0 || strcmp(arg[1], "*") != 0)
-    error->all(FLERR, "pair_style metatomic-tc: expected pair_coeff * * MODEL.pt ELEMENT ... with "
-                      "one element for each of the {} atom types", ntypes);
+    error->all(FLERR,
+               "pair_style metatomic-tc: expected pair_coeff * * MODEL.pt ELEMENT ... with "
+               "one element for each of the {} atom types",
+               ntypes);
   if (narg - 3 != ntypes)
-    error->all(FLERR, "pair_style metatomic-tc: expected one element for each of the {} atom types "
-                      "after the model file in pair_coeff, found {}", ntypes, narg - 3);
+    error->all(FLERR,
+               "pair_style metatomic-tc: expected one element for each of the {} atom types "
+               "after the model file in pair_coeff, found {}",
+               ntypes, narg - 3);
 
   const bool metal = strcmp(update->unit_style, "metal") == 0;
   if (!metal && strcmp(update->unit_style, "real") != 0)
@@ -174,8 +181,10 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
       continue;
     atomic_number_[i] = parse_element(element);
     if (atomic_number_[i] <= 0)
-      error->all(FLERR, "pair_style metatomic-tc: '{}' in pair_coeff, for atom type {}, is not an "
-                        "element: expected a symbol like O, an atomic number or NULL", element, i);
+      error->all(FLERR,
+                 "pair_style metatomic-tc: '{}' in pair_coeff, for atom type {}, is not an "
+                 "element: expected a symbol like O, an atomic number or NULL",
+                 element, i);
   }
   if (std::count(atomic_number_.begin(), atomic_number_.end(), -1) == ntypes + 1)
     error->all(FLERR, "pair_style metatomic-tc: all atom types are NULL in pair_coeff");
@@ -197,8 +206,10 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
   for (int i = 1; i <= ntypes; i++)
     if (atomic_number_[i] > 0 && !model_->has_type(atomic_number_[i])) {
       const std::string found = describe_element(atomic_number_[i]);
-      error->all(FLERR, "pair_style metatomic-tc: the model {} does not know element {} of atom type "
-                        "{}; it knows the atomic numbers {}", path, found, i, model_->types());
+      error->all(FLERR,
+                 "pair_style metatomic-tc: the model {} does not know element {} of atom type "
+                 "{}; it knows the atomic numbers {}",
+                 path, found, i, model_->types());
     }
 
   // Under a hybrid style a pair of types belongs to this style only if it knows both; alone, it is
@@ -215,19 +226,22 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
   }
 }
 
-// ---- setup ---------------------------------------------------------------------------------------
+// ---- setup
+// ---------------------------------------------------------------------------------------
 
 void PairMetatomicTC::check_neighbor_settings() {
-  if (neighbor->exclude || neighbor->nex_type || neighbor->nex_group || neighbor->nex_mol ||
-      neighbor->includegroup)
-    error->all(FLERR, "pair_style metatomic-tc does not work with neigh_modify exclude or include: "
-                      "models need all pairs of atoms (for atoms the model must not see, use NULL in "
-                      "pair_coeff)");
+  // Not neighbor->exclude: it is undefined before the first run.
+  if (neighbor->nex_type || neighbor->nex_group || neighbor->nex_mol || neighbor->includegroup)
+    error->all(FLERR,
+               "pair_style metatomic-tc does not work with neigh_modify exclude or include: "
+               "models need all pairs of atoms (for atoms the model must not see, use NULL in "
+               "pair_coeff)");
   if (atom->molecular != Atom::ATOMIC && atom->nbonds > 0)
     for (int i = 1; i < 4; i++)
       if (force->special_lj[i] == 0.0 && force->special_coul[i] == 0.0)
-        error->all(FLERR, "pair_style metatomic-tc needs all pairs of atoms, but special_bonds drops "
-                          "bonded ones: use special_bonds lj/coul 1 1 1");
+        error->all(FLERR,
+                   "pair_style metatomic-tc needs all pairs of atoms, but special_bonds drops "
+                   "bonded ones: use special_bonds lj/coul 1 1 1");
 }
 
 void PairMetatomicTC::init_style() {
@@ -252,15 +266,19 @@ void PairMetatomicTC::init_style() {
     flags |= NeighConst::REQ_GHOST;
     const double range = model_->interaction_range();
     if (!std::isfinite(range))
-      error->all(FLERR, "pair_style metatomic-tc: the model's interaction range is infinite, it can "
-                        "only run on one MPI rank, not on {}", comm->nprocs);
+      error->all(FLERR,
+                 "pair_style metatomic-tc: the model's interaction range is infinite, it can "
+                 "only run on one MPI rank, not on {}",
+                 comm->nprocs);
     if (range < 0.0)
-      error->all(FLERR, "pair_style metatomic-tc: the model does not say its interaction range, it "
-                        "can only run on one MPI rank, not on {}", comm->nprocs);
+      error->all(FLERR,
+                 "pair_style metatomic-tc: the model does not say its interaction range, it "
+                 "can only run on one MPI rank, not on {}",
+                 comm->nprocs);
     if (comm->mode != Comm::SINGLE)
-      error->all(FLERR, "pair_style metatomic-tc needs comm_modify mode single on several MPI ranks");
-    comm->cutghostuser =
-        std::max(comm->cutghostuser, range + model_->cutoff() + neighbor->skin);
+      error->all(FLERR,
+                 "pair_style metatomic-tc needs comm_modify mode single on several MPI ranks");
+    comm->cutghostuser = std::max(comm->cutghostuser, range + model_->cutoff() + neighbor->skin);
   }
   neighbor->add_request(this, flags);
   last_build_ = -1;
@@ -271,7 +289,8 @@ double PairMetatomicTC::init_one(int i, int j) {
   return cutghost[i][j] = cutghost[j][i] = seen ? model_->cutoff() : 0.0;
 }
 
-// ---- compute -------------------------------------------------------------------------------------
+// ---- compute
+// -------------------------------------------------------------------------------------
 
 mtc::Cell PairMetatomicTC::cell() const {
   mtc::Cell cell = {{{domain->xprd, 0.0, 0.0}, {0.0, domain->yprd, 0.0}, {0.0, 0.0, domain->zprd}},
@@ -305,7 +324,8 @@ double PairMetatomicTC::distance_outside(const double *x) const {
   }
   double distance = 0.0;
   for (int k = 0; k < 3; k++)
-    distance = std::max({distance, (lo[k] - position[k]) * scale[k], (position[k] - hi[k]) * scale[k]});
+    distance =
+        std::max({distance, (lo[k] - position[k]) * scale[k], (position[k] - hi[k]) * scale[k]});
   return distance;
 }
 
@@ -320,7 +340,15 @@ void PairMetatomicTC::rebuild() {
     if (k >= atom->nlocal)
       outside[k] = distance_outside(atom->x[k]);
   }
-  atoms_.build(atom->nlocal, atom->nghost, tag, skip, atom->x, outside, cell());
+  double center[3];
+  if (domain->triclinic) {
+    double middle[3] = {0.5, 0.5, 0.5};
+    domain->lamda2x(middle, center);
+  } else {
+    for (int k = 0; k < 3; k++)
+      center[k] = 0.5 * (domain->boxlo[k] + domain->boxhi[k]);
+  }
+  atoms_.build(atom->nlocal, atom->nghost, tag, skip, atom->x, outside, center, cell());
   pairs_ = mtc::find_pairs(atoms_, {list->inum + (list->ghost ? list->gnum : 0), list->ilist,
                                     list->numneigh, list->firstneigh, NEIGHMASK});
 
@@ -337,8 +365,9 @@ void PairMetatomicTC::compute(int eflag, int vflag) {
     error->all(FLERR, "pair_style metatomic-tc has no per-atom virial, which a compute like "
                       "stress/atom or heat/flux asks for");
   if (eflag_atom && !model_->has_atomic_energies())
-    error->all(FLERR, "pair_style metatomic-tc: the model has no per-atom energies, which a compute "
-                      "like pe/atom asks for");
+    error->all(FLERR,
+               "pair_style metatomic-tc: the model has no per-atom energies, which a compute "
+               "like pe/atom asks for");
 
   // The age alone does not tell that a list is new when compute was not called at its first step.
   if (neighbor->ago == 0 || last_build_ != neighbor->lastcall)
@@ -349,11 +378,8 @@ void PairMetatomicTC::compute(int eflag, int vflag) {
   if (atoms_.owned() == 0)
     return;
 
-  double **x = atom->x;
   structure_.cell = cell();
-  structure_.positions.resize(3 * atoms_.size());
-  for (int i = 0; i < atoms_.size(); i++)
-    std::copy_n(x[atoms_.lammps_index(i)], 3, &structure_.positions[3 * i]);
+  atoms_.positions(atom->x, structure_.cell, structure_.positions);
   const auto &requests = model_->neighbor_requests();
   structure_.neighbors.resize(requests.size());
   for (size_t k = 0; k < requests.size(); k++)
@@ -368,17 +394,21 @@ void PairMetatomicTC::compute(int eflag, int vflag) {
     problem = mtc::one_line(failure);
   }
   if (!problem.empty())
-    error->one(FLERR, "pair_style metatomic-tc: the model failed on rank {} at step {}, with {} atoms "
-                      "and {} ghosts: {}", comm->me, update->ntimestep, atoms_.owned(),
-               atoms_.size() - atoms_.owned(), problem);
+    error->one(FLERR,
+               "pair_style metatomic-tc: the model failed on rank {} at step {}, with {} atoms "
+               "and {} ghosts: {}",
+               comm->me, update->ntimestep, atoms_.owned(), atoms_.size() - atoms_.owned(),
+               problem);
 
   bool finite = std::isfinite(prediction.energy);
   for (const double force_component : prediction.forces)
     finite = finite && std::isfinite(force_component);
   if (!finite)
-    error->one(FLERR, "pair_style metatomic-tc: energy or forces of the model are NaN or infinite on "
-                      "rank {} at step {}: atoms are too close, or far from what the model was "
-                      "trained on", comm->me, update->ntimestep);
+    error->one(FLERR,
+               "pair_style metatomic-tc: energy or forces of the model are NaN or infinite on "
+               "rank {} at step {}: atoms are too close, or far from what the model was "
+               "trained on",
+               comm->me, update->ntimestep);
 
   // Forces on ghosts are sent to their owners by LAMMPS.
   double **f = atom->f;

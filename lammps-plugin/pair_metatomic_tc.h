@@ -20,7 +20,8 @@ namespace LAMMPS_NS {
 ///
 /// MODE               how linear layers are computed: fp32, tf32, tf32x3, bf16x9 or bf16x9-eager
 /// device             cpu, cuda (one GPU per rank of a node, in turn) or cuda:N (GPU N on all
-///                    ranks); default: cuda where there is a GPU and the model supports it, else cpu
+///                    ranks); default: cuda where there is a GPU and the model supports it, else
+///                    cpu
 /// extensions         directory searched first for the TorchScript extensions of the model
 /// check_consistency  yes or no: let metatomic check inputs and outputs at every step, slow;
 ///                    default no

@@ -49,13 +49,15 @@ static std::string mismatch(void *lmp) {
   const struct {
     const char *name;
     int built;
-  } sizes[] = {{"tagint", sizeof(tagint)}, {"bigint", sizeof(bigint)}, {"imageint", sizeof(imageint)}};
+  } sizes[] = {
+      {"tagint", sizeof(tagint)}, {"bigint", sizeof(bigint)}, {"imageint", sizeof(imageint)}};
   for (const auto &size : sizes) {
     const int found = lammps_extract_setting(lmp, size.name);
     if (found != size.built)
       return std::string("the plugin was built for a LAMMPS with a ") + std::to_string(size.built) +
              "-byte " + size.name + " (SMALLBIG), but in this LAMMPS it has " +
-             std::to_string(found) + " bytes: rebuild LAMMPS or metatomic-tc with the same integers";
+             std::to_string(found) +
+             " bytes: rebuild LAMMPS or metatomic-tc with the same integers";
   }
   return "";
 }

@@ -26,8 +26,8 @@ void run_layout(
 ) {
     if (!is_aligned(problem)) {
         run<Threadblock64x64, Warp32x32, 4, 1, LayoutB>(problem, nonfinite, stream);
-    } else if (implementation == Implementation::cutlass_3xtf32_128x128) {
-        run<Threadblock128x128, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
+    } else if (implementation == Implementation::cutlass_3xtf32_128x64) {
+        run<Threadblock128x64, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
     } else {
         run<Threadblock64x64, Warp32x32, 4, 4, LayoutB>(problem, nonfinite, stream);
     }

@@ -150,7 +150,7 @@ void run(Gemm const &problem, int *nonfinite, cudaStream_t stream) {
     }
 }
 
-using Threadblock128x128 = cutlass::gemm::GemmShape<128, 128, 16>;
+using Threadblock128x64 = cutlass::gemm::GemmShape<128, 64, 16>;
 using Warp64x32 = cutlass::gemm::GemmShape<64, 32, 16>;
 using Threadblock64x64 = cutlass::gemm::GemmShape<64, 64, 16>;
 using Warp32x32 = cutlass::gemm::GemmShape<32, 32, 16>;
@@ -160,8 +160,8 @@ using Plain = cutlass::layout::RowMajor;
 #define METATOMIC_TC_RUN(Threadblock, Warp, Stages, Alignment, LayoutB)                            \
     void run<Threadblock, Warp, Stages, Alignment, LayoutB>(Gemm const &, int *, cudaStream_t)
 
-extern template METATOMIC_TC_RUN(Threadblock128x128, Warp64x32, 3, 4, Transposed);
-extern template METATOMIC_TC_RUN(Threadblock128x128, Warp64x32, 3, 4, Plain);
+extern template METATOMIC_TC_RUN(Threadblock128x64, Warp64x32, 3, 4, Transposed);
+extern template METATOMIC_TC_RUN(Threadblock128x64, Warp64x32, 3, 4, Plain);
 extern template METATOMIC_TC_RUN(Threadblock64x64, Warp32x32, 4, 4, Transposed);
 extern template METATOMIC_TC_RUN(Threadblock64x64, Warp32x32, 4, 4, Plain);
 extern template METATOMIC_TC_RUN(Threadblock64x64, Warp32x32, 4, 1, Transposed);

@@ -29,8 +29,8 @@ bool covers(const DispatchRule &rule, Mode mode, const Hardware &hardware) {
 
 const std::vector<DispatchRule> &dispatch_table() {
     using I = Implementation;
-    // A 128 x 128 tile uses its warps better, but only once there is one for each of the 108 to 132
-    // multiprocessors; below that the 64 x 64 tile keeps four times as many of them busy.
+    // A 128 x 64 tile uses its warps better, but only once there are two for each multiprocessor (an
+    // H200 has 132); below that the 64 x 64 tile keeps twice as many of them busy.
     static const std::vector<DispatchRule> table = {
         // mode, CUDA, compute capability from, to, CUDA version from, tiles from, implementation
         {Mode::fp32, false, 0, 0, 0, 0, I::cpu_fp32},
@@ -40,7 +40,7 @@ const std::vector<DispatchRule> &dispatch_table() {
         {Mode::bf16x9_eager, false, 0, 0, 0, 0, I::cpu_emulated},
         {Mode::fp32, true, 0, any_newer, 0, 0, I::cublas_fp32},
         {Mode::tf32, true, 80, any_newer, 0, 0, I::cublas_tf32},
-        {Mode::tf32x3, true, 80, any_newer, 0, 132, I::cutlass_3xtf32_128x128},
+        {Mode::tf32x3, true, 80, any_newer, 0, 264, I::cutlass_3xtf32_128x64},
         {Mode::tf32x3, true, 80, any_newer, 0, 0, I::cutlass_3xtf32_64x64},
         {Mode::bf16x9, true, 100, 100, 12090, 0, I::cublas_bf16x9_performant},
         {Mode::bf16x9, true, 103, 103, 12090, 0, I::cublas_bf16x9_performant},
@@ -64,8 +64,8 @@ std::string to_string(Implementation implementation) {
         return "cublas-bf16x9-performant";
     case Implementation::cublas_bf16x9_eager:
         return "cublas-bf16x9-eager";
-    case Implementation::cutlass_3xtf32_128x128:
-        return "cutlass-3xtf32-128x128";
+    case Implementation::cutlass_3xtf32_128x64:
+        return "cutlass-3xtf32-128x64";
     case Implementation::cutlass_3xtf32_64x64:
         return "cutlass-3xtf32-64x64";
     }
@@ -90,7 +90,7 @@ bool stays_fp32(int64_t in_features, int64_t out_features) {
 
 Implementation
 select_implementation(Mode mode, const Hardware &hardware, int64_t M, int64_t N, int64_t K) {
-    auto tiles = ((M + 127) / 128) * ((N + 127) / 128);
+    auto tiles = ((M + 127) / 128) * ((N + 63) / 64);
     auto supported = false;
     for (const auto &rule : dispatch_table()) {
         if (covers(rule, mode, hardware)) {

@@ -17,7 +17,7 @@ std::size_t gemm_workspace_size(Implementation implementation, const Gemm &) {
     case Implementation::cublas_bf16x9_performant:
     case Implementation::cublas_bf16x9_eager:
         return cublas::workspace_size;
-    case Implementation::cutlass_3xtf32_128x128:
+    case Implementation::cutlass_3xtf32_128x64:
     case Implementation::cutlass_3xtf32_64x64:
         return cutlass_3xtf32::workspace_size;
     case Implementation::cpu_fp32:
@@ -72,5 +72,7 @@ Hardware cuda_hardware(int index) {
 }
 
 const char *cuda_architectures() { return METATOMIC_TC_CUDA_ARCHITECTURES; }
+
+int cuda_toolkit_version() { return CUDART_VERSION; }
 
 } // namespace metatomic_tc

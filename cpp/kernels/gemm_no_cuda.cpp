@@ -24,4 +24,6 @@ Hardware cuda_hardware(int) { refuse(); }
 
 const char *cuda_architectures() { return ""; }
 
+int cuda_toolkit_version() { return 0; }
+
 } // namespace metatomic_tc

@@ -91,6 +91,7 @@ std::string build_info_json() {
     result << "{\"version\": " << json_string(METATOMIC_TC_VERSION)
            << ", \"torch\": " << json_string(TORCH_VERSION)
            << ", \"cuda_architectures\": " << json_string(cuda_architectures())
+           << ", \"cuda_version\": " << cuda_toolkit_version()
            << ", \"minimum_features\": " << minimum_features << "}";
     return result.str();
 }

@@ -3,9 +3,6 @@
 import os
 import sys
 
-import metatomic.torch  # noqa: F401 (the library needs its libraries)
-import torch
-
 try:
     from ._build_info import TORCH_VERSION as torch_version
     from ._build_info import VERSION as version
@@ -15,6 +12,8 @@ except ModuleNotFoundError:
         "files but no compiled library; install it with `pip install .` in the metatomic-tc "
         "repository, and start Python in another directory."
     ) from None
+
+import torch
 
 LIBRARY_NAME = "libmetatomic_tc.so"
 
@@ -36,6 +35,8 @@ def load() -> None:
     # extensions directory, and operators can be registered only once.
     if hasattr(torch.ops.metatomic_tc, "linear"):
         return
+
+    import metatomic.torch  # noqa: F401, models need its classes, whatever is imported later
 
     path = find("lib", LIBRARY_NAME)
     if path is None:

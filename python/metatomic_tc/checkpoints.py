@@ -12,9 +12,7 @@ from metatomic.torch import AtomisticModel, ModelMetadata
 from .model_files import first_line
 
 #: e.g. "pet-mad-s" or "pet-mad-s@1.6.0"
-UPET_NAME = re.compile(
-    r"(?P<model>pet-\w+)-(?P<size>xs|s|m|l|xl)(@v?(?P<version>\d+\.\d+\.\d+))?"
-)
+UPET_NAME = re.compile(r"(?P<model>pet-\w+)-(?P<size>xs|s|m|l|xl)(@v?(?P<version>\d+\.\d+\.\d+))?")
 
 
 def read_checkpoint(
@@ -82,7 +80,9 @@ def download_upet(model: str, size: str, version: str | None) -> tuple[Path, str
 
     def versions() -> list[str]:
         try:
-            return [found["version"] for found in list_upet(model=model, size=size, print_summary=False)]
+            return [
+                found["version"] for found in list_upet(model=model, size=size, print_summary=False)
+            ]
         except Exception as error:
             raise RuntimeError(f"{offline} ({type(error).__name__}: {error})") from error
 

@@ -26,8 +26,8 @@ STYLE = "metatomic-tc"
 # Runs in another process: the operator library, and the devices that it sees.
 PROBE_LIBRARY = """
 import json
-import torch
 import metatomic_tc
+import torch
 from metatomic_tc import modes
 devices = ["cpu"] + [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 print(json.dumps({
@@ -108,7 +108,7 @@ def _findings_of(check):
 
 
 def check_packages():
-    """Versions of the packages that the compiled parts link to, against those they were built for."""
+    """The packages that the compiled parts link to, and the versions they were built for."""
     built = build_info()
     yield ok(f"Python {platform.python_version()}, {sys.executable}")
     if not built:
@@ -147,8 +147,10 @@ def check_packages():
 
     metatrain = version("metatrain")
     if metatrain is None:
-        yield note("metatrain is not installed: checkpoints (.ckpt) cannot be exported here",
-                   "only if you need that: pip install metatrain")
+        yield note(
+            "metatrain is not installed: checkpoints (.ckpt) cannot be exported here",
+            "only if you need that: pip install metatrain",
+        )
     else:
         yield ok(f"metatrain {metatrain}")
 
@@ -289,7 +291,9 @@ def check_lammps_build(lmp: str, text: str):
     wanted = build_info().get("LAMMPS_VERSION")
     date = re.search(r"Simulator - (\d+ \w+ \d{4})", text)
     if wanted is not None and date is not None and date[1] != wanted:
-        yield problem(f"this LAMMPS is of {date[1]}, but the plugin was built for {wanted}", rebuild)
+        yield problem(
+            f"this LAMMPS is of {date[1]}, but the plugin was built for {wanted}", rebuild
+        )
     if re.search(r"^\s*PLUGIN\b|\sPLUGIN\s", text, re.MULTILINE) is None:
         yield problem("this LAMMPS was compiled without its package PLUGIN", rebuild)
 
@@ -381,15 +385,18 @@ def check_mpi():
     first = shutil.which("mpirun")
     if first is not None and not os.path.samefile(first, mpirun):
         yield note(
-            f"`mpirun` on the PATH is '{first}', not '{mpirun}'", f"use {mpirun}, or change the PATH"
+            f"`mpirun` on the PATH is '{first}', not '{mpirun}'",
+            f"use {mpirun}, or change the PATH",
         )
     found = mpi_family(run([mpirun, "--version"], timeout=60).output)
     if found != mpi:
+        advice = f"put the mpirun of {mpi} first on the PATH"
+        if mpi == "MPICH":
+            advice += ", for instance that of: pip install mpich"
         yield problem(
-            f"LAMMPS uses {mpi}, but '{mpirun}' is of {found or 'an unknown MPI'}: every rank would "
-            "run on its own",
-            "use the mpirun of the same MPI: pip install mpich" if mpi == "MPICH" else
-            f"put the mpirun of {mpi} first on the PATH",
+            f"LAMMPS uses {mpi}, but '{mpirun}' is of {found or 'an unknown MPI'}: every rank "
+            "would run on its own",
+            advice,
         )
     else:
         yield ok(f"LAMMPS and '{mpirun}' both use {mpi}")
@@ -416,7 +423,7 @@ class Result:
 
 
 def run(command: list[str], timeout: float, cwd: str | None = None) -> Result:
-    """Run a program without input. Failing to start or to end in time (s) is a code that is not 0."""
+    """Run a program without input. A failed start or a timeout (s) is a code that is not 0."""
     try:
         done = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""``metatomic-tc export``: a model file whose linear layers use a mode, for any metatomic engine."""
+"""``metatomic-tc export``: a model file for any metatomic engine, in a given mode."""
 
 import contextlib
 import os
@@ -189,8 +189,8 @@ def _destination(source: str | Path, named, output: str | Path | None, mode: str
 
     if destination.suffix == ".ckpt":
         raise ModelFileError(
-            f"the output '{destination}' is named like a checkpoint, but will be an exported model; "
-            f"name it {destination.with_suffix('.pt').name}"
+            f"the output '{destination}' is named like a checkpoint, but will be an exported "
+            f"model; name it {destination.with_suffix('.pt').name}"
         )
     if destination.is_dir():
         raise ModelFileError(
@@ -203,9 +203,7 @@ def _destination(source: str | Path, named, output: str | Path | None, mode: str
             f"mkdir -p {shlex.quote(str(destination.parent))}"
         )
     if destination.exists() and os.path.exists(source) and destination.samefile(source):
-        raise ModelFileError(
-            f"the output '{destination}' is the input; give another name with -o."
-        )
+        raise ModelFileError(f"the output '{destination}' is the input; give another name with -o.")
     return destination
 
 

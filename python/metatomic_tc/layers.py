@@ -23,9 +23,10 @@ def linear(
     :param bias: ``[out_features]``, or None
     :param mode: ``fp32``, ``tf32``, ``tf32x3``, ``bf16x9`` or ``bf16x9-eager``
     :return: ``[..., out_features]``, contiguous, dtype of ``input``
-    :raises ValueError: if there is no such mode
-    :raises RuntimeError: on other dtypes, shapes that do not match, or a mode that the device does
-        not support (the message names the modes that it does)
+    :raises TypeError: on other or mixed dtypes
+    :raises ValueError: on shapes that do not match, or if there is no such mode
+    :raises RuntimeError: on tensors of different devices, or a mode that the device does not
+        support (the message names the modes that it does)
     """
     return torch.ops.metatomic_tc.linear(input, weight, bias, mode)
 
@@ -69,9 +70,7 @@ class TCLinear(torch.nn.Linear):
         """
         if not isinstance(layer, torch.nn.Linear):
             raise TypeError(f"expected a torch.nn.Linear, got {type(layer).__name__}")
-        new = cls(
-            layer.in_features, layer.out_features, bias=False, mode=mode, device="meta"
-        )
+        new = cls(layer.in_features, layer.out_features, bias=False, mode=mode, device="meta")
         new.weight = layer.weight
         new.bias = layer.bias
         return new.train(layer.training)

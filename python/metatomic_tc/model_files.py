@@ -2,6 +2,7 @@
 
 import enum
 import pickletools
+import re
 import shlex
 import zipfile
 from dataclasses import dataclass, field
@@ -70,6 +71,9 @@ def identify(path: str | Path) -> ModelFile:
 
     try:
         with zipfile.ZipFile(path) as archive:
+            if all(entry.header_offset != 0 for entry in archive.infolist()):
+                # The end is missing, and this is the end of an archive inside of the archive.
+                return ModelFile(path, Kind.damaged_zip)
             # TorchScript and torch.save put everything into one folder of any name.
             names = {name.partition("/")[2] for name in archive.namelist()}
             if "constants.pkl" in names:
@@ -121,6 +125,20 @@ def expect_checkpoint_or_exported_model(path: str | Path) -> ModelFile:
             f"exported metatomic model (.pt). {_advice(file)}"
         )
     return file
+
+
+def used_modes(path: str | Path) -> list[str]:
+    """
+    The modes that the linear layers of an exported model use, read from its TorchScript code: none
+    in a plain `mtt export` file, usually one in a file of `metatomic-tc export`.
+    """
+    modes: set[str] = set()
+    with zipfile.ZipFile(path) as archive:
+        for name in archive.namelist():
+            if "/code/" in name and name.endswith(".py"):
+                code = archive.read(name).decode()
+                modes.update(re.findall(r'\bmetatomic_tc\.linear\([^"\n]*"([^"\n]*)"\)', code))
+    return sorted(modes)
 
 
 def reading_failed(path: str | Path, error: Exception) -> str:

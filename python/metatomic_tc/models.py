@@ -143,19 +143,6 @@ def load_script_module(content: torch.Tensor) -> torch.jit.ScriptModule:
     return torch.jit.load(io.BytesIO(content.numpy().data))
 
 
-def used_modes(model: AtomisticModel) -> list[str]:
-    """
-    The modes that a loaded model's layers already use: empty for a plain ``mtt export`` file, one
-    for the result of :func:`convert`.
-    """
-    module = model.module
-    if not isinstance(module, torch.jit.ScriptModule):
-        return []
-    graph = module.forward.inlined_graph
-    nodes = graph.findAllNodes("metatomic_tc::linear")
-    return sorted({str(list(node.inputs())[3].toIValue()) for node in nodes})
-
-
 def _tensor_of(content: bytes) -> torch.Tensor:
     # A bytearray, since PyTorch warns about memory that cannot be written to.
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)

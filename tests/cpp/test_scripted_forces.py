@@ -32,7 +32,7 @@ def program(tmp_path_factory):
         + [f"-DCMAKE_PREFIX_PATH={PACKAGE / 'lib' / 'cmake'}", f"-DPython_EXECUTABLE={sys.executable}"],
         ["cmake", "--build", build],
     ):
-        subprocess.run([str(part) for part in command], check=True, capture_output=True, text=True)
+        subprocess.run([str(part) for part in command], check=True)
     return build / "scripted_forces"
 
 

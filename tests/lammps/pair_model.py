@@ -56,7 +56,7 @@ class PairModel(torch.nn.Module):
         pairs = system.get_neighbor_list(lists[0])
         distance = torch.linalg.vector_norm(pairs.values.reshape(-1, 3), dim=1)
         switch = (1.0 - (distance / self.half) ** 2) ** 3
-        pair_energy = 0.5 * (1.5 / distance) ** 4 * switch
+        pair_energy = 0.5 * (1.0 / distance) ** 4 * switch
         energy = torch.zeros(n, dtype=distance.dtype, device=distance.device)
         for name in ["first_atom", "second_atom"]:
             atoms = pairs.samples.column(name).to(torch.long)

@@ -13,9 +13,14 @@ def water(repeats=2, seed=0):
     for corner in np.ndindex(repeats, repeats, repeats):
         q, _ = np.linalg.qr(random.normal(size=(3, 3)))
         positions.append(molecule @ q + 3.1 * np.array(corner) + random.normal(scale=0.05, size=3))
-    return ase.Atoms(
-        "OHH" * repeats**3, np.concatenate(positions), cell=[3.1 * repeats] * 3, pbc=True
-    )
+    cell = [3.1 * repeats] * 3
+    return wrapped(ase.Atoms("OHH" * repeats**3, np.concatenate(positions), cell=cell, pbc=True))
+
+
+def wrapped(atoms):
+    """Atoms inside the cell, as LAMMPS has them: ASE then rounds the same positions to FP32."""
+    atoms.wrap(eps=0.0)
+    return atoms
 
 
 def lower_triangular(atoms):
@@ -29,7 +34,7 @@ def crystal(repeats=2, rattle=0.1):
     """Triclinic fcc platinum."""
     atoms = lower_triangular(ase.build.bulk("Pt", "fcc", a=3.92) * (repeats, repeats, repeats))
     atoms.rattle(rattle, seed=1)
-    return atoms
+    return wrapped(atoms)
 
 
 def slab():
@@ -41,7 +46,7 @@ def slab():
     atoms.pbc = True
     atoms = lower_triangular(atoms)
     atoms.rattle(0.05, seed=2)
-    return atoms
+    return wrapped(atoms)
 
 
 def gas(n=12, spacing=4.1):
@@ -53,4 +58,4 @@ def gas(n=12, spacing=4.1):
         axis *= 1.15 / np.linalg.norm(axis)
         start = np.array([spacing * (i + 0.3), 7.0 + (-1) ** i * 0.8, 7.0])
         atoms += ase.Atoms("CO", [start, start + axis])
-    return atoms
+    return wrapped(atoms)

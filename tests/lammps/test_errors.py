@@ -5,6 +5,7 @@ import zipfile
 import pytest
 import structures
 import torch
+from lammps_runs import execute
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,8 @@ def test_wrong_mode_names_the_modes(run_lammps):
 @pytest.mark.parametrize(
     "coefficients, message",
     [
-        ("1 1 {model} H O", "expected pair_coeff * * MODEL.pt ELEMENT"),
+        ("1 1 {model} H O", "Pair_coeff must start with * *"),
+        ("* *", "expected pair_coeff * * MODEL.pt ELEMENT ... with one element for each of the 2"),
         (
             "* * {model} H",
             "for each of the 2 atom types after the model file in pair_coeff, found 1",
@@ -80,13 +82,29 @@ def test_pair_coeff(run_lammps, tiny_pet, tiny_pet_checkpoint, tmp_path, coeffic
     [
         ("newton off", "needs newton on"),
         ("neigh_modify exclude type 1 2", "does not work with neigh_modify exclude"),
-        ("atom_modify id no", "needs atom IDs"),
     ],
 )
 def test_settings_of_other_commands(run_lammps, tiny_pet, setup, message):
     result = run_lammps(structures.water(), tiny_pet, setup=setup)
     assert result.code != 0
     assert message in result.error
+
+
+def test_no_atom_ids(tiny_pet, tmp_path):
+    script = f"""
+units metal
+atom_modify id no
+region box block 0 9 0 9 0 9
+create_box 1 box
+create_atoms 1 single 1 2 3
+mass 1 1
+pair_style metatomic-tc fp32 device cpu
+pair_coeff * * {tiny_pet} H
+run 0
+"""
+    code, log = execute(script, tmp_path)
+    assert code != 0
+    assert "needs atom IDs" in log
 
 
 def test_units(run_lammps, tiny_pet):
@@ -96,7 +114,7 @@ def test_units(run_lammps, tiny_pet):
 
 def test_no_model(run_lammps):
     pair = "pair_style metatomic-tc fp32 device cpu"
-    assert "pair_coeff" in run_lammps(structures.water(), None, pair=pair).error.lower()
+    assert "pair coeffs are not set" in run_lammps(structures.water(), None, pair=pair).error
 
 
 def test_settings_again_need_coefficients_again(run_lammps, tiny_pet):

@@ -37,8 +37,8 @@ enum class Implementation {
     cublas_bf16x9_performant,
     /// cuBLASLt, CUBLAS_COMPUTE_32F_EMULATED_16BFX9, strategy eager.
     cublas_bf16x9_eager,
-    /// CUTLASS OpMultiplyAddFastF32, threadblock tile 128 x 128 x 16.
-    cutlass_3xtf32_128x128,
+    /// CUTLASS OpMultiplyAddFastF32, threadblock tile 128 x 64 x 16.
+    cutlass_3xtf32_128x64,
     /// CUTLASS OpMultiplyAddFastF32, threadblock tile 64 x 64 x 16.
     cutlass_3xtf32_64x64,
 };
@@ -54,7 +54,7 @@ struct DispatchRule {
     int max_compute_capability;
     /// Oldest CUDA version, as in `Hardware`.
     int min_cuda_version;
-    /// Smallest number of 128 x 128 output tiles.
+    /// Smallest number of 128 x 64 output tiles.
     int64_t min_tiles;
     Implementation implementation;
 };

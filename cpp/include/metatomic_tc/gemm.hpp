@@ -52,4 +52,7 @@ Hardware cuda_hardware(int index);
 /// Architectures the CUDA kernels were compiled for, e.g. "80;90a;100", or "" without CUDA.
 const char *cuda_architectures();
 
+/// CUDA version the kernels were compiled with, 1000·major + 10·minor, or 0 without CUDA.
+int cuda_toolkit_version();
+
 } // namespace metatomic_tc

