@@ -99,6 +99,12 @@ static void check_file(const std::string &path) {
   }
 }
 
+/// metatensor warns about files written by its older versions, on every rank; whoever runs a model
+/// can do nothing about it.
+class NoWarnings : public c10::WarningHandler {
+  void process(const c10::Warning &) override {}
+};
+
 // ---- Model
 // ---------------------------------------------------------------------------------------
 
@@ -206,7 +212,11 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
 
   // Before the first run: TorchScript compiles what it sees then.
   const ConversionReport report = convert_linear_layers(self.module, mode);
-  self.module.to(self.device);
+  NoWarnings no_warnings;
+  {
+    c10::WarningUtils::WarningHandlerGuard guard(&no_warnings);
+    self.module.to(self.device);
+  }
 
   if (mode != asked)
     self.warnings.push_back("mode " + to_string(asked) + " is not supported on " +

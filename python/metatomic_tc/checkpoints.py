@@ -11,8 +11,10 @@ from metatomic.torch import AtomisticModel, ModelMetadata
 
 from .model_files import first_line
 
-#: e.g. "pet-mad-s" or "pet-mad-s@1.6.0"
-UPET_NAME = re.compile(r"(?P<model>pet-\w+)-(?P<size>xs|s|m|l|xl)(@v?(?P<version>\d+\.\d+\.\d+))?")
+#: e.g. "pet-mad-s", "pet-mad-s@1.6.0" or "pet-mad-s-v1.6.0"
+UPET_NAME = re.compile(
+    r"(?P<model>pet-\w+)-(?P<size>xs|s|m|l|xl)((@v?|-v)(?P<version>\d+\.\d+\.\d+))?"
+)
 
 
 def read_checkpoint(
@@ -69,9 +71,10 @@ def download_upet(model: str, size: str, version: str | None) -> tuple[Path, str
         ) from error
     import huggingface_hub
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+    from huggingface_hub.utils import logging as hub_logging
 
     # Without a network every request is tried five times, with a warning each.
-    huggingface_hub.utils.logging.set_verbosity_error()
+    hub_logging.set_verbosity_error()
     offline = (
         f"the checkpoint of '{model}-{size}' cannot be downloaded from huggingface.co, and it is "
         "not in the local cache; upet names need the network, without it download the .ckpt file "

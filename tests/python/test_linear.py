@@ -133,16 +133,15 @@ def test_fp32_on_the_cpu_is_torch_bit_by_bit():
         assert torch.equal(linear(input, weight, None, "fp32"), F.linear(input, weight))
 
 
-def test_identity_matrix_is_exact(mode, device):
-    if mode == "tf32":
-        pytest.skip("one TF32 slice cannot hold an FP32 number")
-    # Three BF16 slices hold an FP32 number exactly; two TF32 slices hold 22 or more of 24 bits.
+def test_identity_matrix(mode, device):
     input = torch.randn(64, 64, device=device)
     result = linear(input, torch.eye(64, device=device), None, mode)
-    if mode == "tf32x3":
-        assert (result - input).abs().max() <= 2.0**-22 * input.abs().max()
-    else:
+    # Three BF16 slices hold an FP32 number exactly, two TF32 slices all but its last bits.
+    bits = {"fp32": 24, "bf16x9": 24, "tf32x3": 22, "tf32": 11}[mode]
+    if bits == 24:
         assert torch.equal(result, input)
+    else:
+        assert ((result - input).abs() <= 2.0**-bits * input.abs()).all()
 
 
 def test_numbers_that_fit_into_a_slice_are_exact(mode, device):
@@ -218,23 +217,28 @@ def test_layouts_do_not_matter(mode, device):
     bias = torch.randn(48, device=device)
     expected = linear(input, weight, bias, mode)
 
-    assert torch.equal(linear(input.T.contiguous().T, weight, bias, mode), expected)
-    assert torch.equal(linear(input, weight.T.contiguous().T, bias, mode), expected)
+    def check(result: torch.Tensor, expected: torch.Tensor) -> None:
+        if device.type == "cpu":
+            assert torch.equal(result, expected)
+        else:  # another alignment may mean another kernel, which adds in another order
+            torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
+
+    check(linear(input.T.contiguous().T, weight, bias, mode), expected)
+    check(linear(input, weight.T.contiguous().T, bias, mode), expected)
     wide = torch.zeros(48, 80, device=device)
     wide[:24, ::2] = input
-    assert torch.equal(linear(wide[:24, ::2], weight, bias, mode), expected)
+    check(linear(wide[:24, ::2], weight, bias, mode), expected)
     wide = torch.zeros(24, 99, device=device)
     wide[:, 3:43] = input
-    assert torch.equal(linear(wide[:, 3:43], weight, bias, mode), expected)
+    check(linear(wide[:, 3:43], weight, bias, mode), expected)
     strided = torch.zeros(96, device=device)
     strided[::2] = bias
-    assert torch.equal(linear(input, weight, strided[::2], mode), expected)
+    check(linear(input, weight, strided[::2], mode), expected)
 
     row = input[:1].expand(24, 40)
-    assert torch.equal(linear(row, weight, bias, mode), linear(row.clone(), weight, bias, mode))
+    check(linear(row, weight, bias, mode), linear(row.clone(), weight, bias, mode))
     column = input[:, :1].expand(24, 40)
-    result = linear(column, weight, bias, mode)
-    assert torch.equal(result, linear(column.clone(), weight, bias, mode))
+    check(linear(column, weight, bias, mode), linear(column.clone(), weight, bias, mode))
 
 
 @pytest.mark.parametrize("M", [1, 5, 64])
@@ -544,11 +548,10 @@ def test_torch_compile_of_forward_and_backward(backend, device, monkeypatch, tmp
 
 def test_script_save_load_in_a_fresh_process(device, tmp_path):
     torch.manual_seed(0)
-    network = torch.nn.Sequential(
-        TCLinear(32, 64), torch.nn.Tanh(), TCLinear(64, 32, mode="bf16x9")
-    )
+    layers = [TCLinear(32, 64), torch.nn.Tanh(), TCLinear(64, 32, mode="tf32")]
+    network = torch.nn.Sequential(*layers).to(device)
     scripted = torch.jit.script(network)
-    input = torch.randn(20, 32, requires_grad=True)
+    input = torch.randn(20, 32, device=device, requires_grad=True)
     expected = network(input)
     (gradient,) = torch.autograd.grad(expected.pow(2).sum(), input)
     scripted.save(tmp_path / "network.pt")
@@ -556,6 +559,7 @@ def test_script_save_load_in_a_fresh_process(device, tmp_path):
     library = next(path for path in torch.ops.loaded_libraries if "libmetatomic_tc" in path)
     code = f"""
 import torch
+torch.set_num_threads(1)
 torch.ops.load_library({library!r})
 network = torch.jit.load("network.pt")
 input, expected, gradient = torch.load("values.pt")
@@ -564,7 +568,7 @@ for _ in range(3):
     result = network(input)
     assert torch.equal(result, expected)
     result.pow(2).sum().backward()
-    assert torch.equal(input.grad, gradient)
+    torch.testing.assert_close(input.grad, gradient)
 print("same")
 """
     done = subprocess.run(
