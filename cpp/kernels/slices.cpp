@@ -31,7 +31,7 @@ float round_to_bf16(float value) {
 }
 
 template <int Slices, typename Round>
-void split(const float *values, int64_t size, float *const *slices, Round round) {
+void split(const float *values, int64_t size, float scale, float *const *slices, Round round) {
     for (int64_t i = 0; i < size; i++) {
         auto rest = values[i];
         if (!is_finite(rest)) {
@@ -43,7 +43,7 @@ void split(const float *values, int64_t size, float *const *slices, Round round)
         }
         for (int slice = 0; slice < Slices; slice++) {
             slices[slice][i] = round(rest);
-            rest -= slices[slice][i];
+            rest = (rest - slices[slice][i]) * scale;
         }
     }
 }
@@ -51,11 +51,12 @@ void split(const float *values, int64_t size, float *const *slices, Round round)
 } // namespace
 
 const SliceProducts &slice_products(Mode mode) {
-    static const SliceProducts tf32 = {1, {{{0, 0}}}};
+    static const SliceProducts tf32 = {1, 1, {{{0, 0}}}};
     // lo·lo is below FP32's own rounding error
-    static const SliceProducts tf32x3 = {2, {{{1, 0}, {0, 1}}, {{0, 0}}}};
+    static const SliceProducts tf32x3 = {2, 1, {{{1, 0}, {0, 1}}, {{0, 0}}}};
     static const SliceProducts bf16x9 = {
         3,
+        256,
         {{{2, 2}}, {{2, 1}, {1, 2}}, {{2, 0}, {1, 1}, {0, 2}}, {{1, 0}, {0, 1}}, {{0, 0}}},
     };
     switch (mode) {
@@ -73,13 +74,14 @@ const SliceProducts &slice_products(Mode mode) {
 }
 
 void split(Mode mode, const float *values, int64_t size, float *const *slices) {
-    switch (slice_products(mode).slices) {
+    const auto &products = slice_products(mode);
+    switch (products.slices) {
     case 1:
-        return split<1>(values, size, slices, round_to_tf32);
+        return split<1>(values, size, products.scale, slices, round_to_tf32);
     case 2:
-        return split<2>(values, size, slices, round_to_tf32);
+        return split<2>(values, size, products.scale, slices, round_to_tf32);
     default:
-        return split<3>(values, size, slices, round_to_bf16);
+        return split<3>(values, size, products.scale, slices, round_to_bf16);
     }
 }
 

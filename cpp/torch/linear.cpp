@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -56,8 +57,8 @@ void check(const Tensor &rows, const char *role, const Tensor &weight, int weigh
     TORCH_CHECK_VALUE(
         weight.dim() == 2,
         "metatomic_tc::linear needs a weight of shape [out_features, in_features], but found ",
-        weight.dim(),
-        " dimension(s)."
+        weight.sym_sizes(),
+        "."
     );
     TORCH_CHECK_VALUE(
         rows.dim() >= 1 && rows.sym_size(-1) == weight.sym_size(weight_dimension),
@@ -131,15 +132,14 @@ std::vector<Tensor> slices_of(const Tensor &values, Mode mode) {
 Tensor emulated_product(const Tensor &rows, const Tensor &weight, Direction direction, Mode mode) {
     auto row_slices = slices_of(rows, mode);
     auto weight_slices = slices_of(weight, mode);
-    auto result = Tensor();
-    for (const auto &band : slice_products(mode).bands) {
+    const auto &products = slice_products(mode);
+    auto result = at::empty({rows.size(0), operand(weight, direction).size(1)}, rows.options());
+    auto beta = 0; // the first product overwrites
+    for (const auto &band : products.bands) {
         for (auto [i, j] : band) {
-            auto factor = operand(weight_slices[j], direction);
-            if (result.defined()) {
-                result.addmm_(row_slices[i], factor);
-            } else {
-                result = at::mm(row_slices[i], factor);
-            }
+            auto alpha = std::pow(products.scale, -(i + j));
+            result.addmm_(row_slices[i], operand(weight_slices[j], direction), beta, alpha);
+            beta = 1;
         }
     }
     // Inf and NaN in, or an overflow of the largest slice: FP32 decides what comes out

@@ -59,3 +59,19 @@ def gas(n=12, spacing=4.1):
         start = np.array([spacing * (i + 0.3), 7.0 + (-1) ** i * 0.8, 7.0])
         atoms += ase.Atoms("CO", [start, start + axis])
     return wrapped(atoms)
+
+
+def row_and_cluster():
+    """Four atoms in a row and a cluster at its end, for a model with an interaction range of 9 Å.
+
+    The second atom is at the middle of the cell, and the cluster 9.4 Å away. It still matters, by
+    0.01 eV/Å: PET's adaptive cutoff of the last atom of the row depends on the cluster.
+    """
+    random = np.random.default_rng(0)
+    positions = [[29.9 + 3.8 * k, 7.0, 7.0] for k in range(-1, 3)]
+    while len(positions) < 9:
+        x = np.array([random.uniform(39.3, 41.7), *random.uniform(4.5, 9.5, 2)])
+        distances = np.linalg.norm(np.array(positions) - x, axis=1)
+        if distances.min() > 1.3 and distances[3] < 4.3:
+            positions.append(x)
+    return ase.Atoms("OCOCOOOOO", positions, cell=[60, 14, 14], pbc=True)

@@ -75,9 +75,16 @@ def test_mixed_boundaries(run_lammps, reference, tiny_pet, boundary, ranks):
 
 
 def test_sparse_gas(run_lammps, reference, tiny_pet):
-    """Few neighbors: PET's adaptive cutoff is at its largest, and depends on atoms farther away
-    than the interaction range says."""
-    compare(run_lammps, reference, structures.gas(), tiny_pet, [1, 2, 4], setup="processors * 1 1")
+    compare(run_lammps, reference, structures.gas(), tiny_pet, [2, 4], setup="processors * 1 1")
+
+
+def test_ghosts_reach_beyond_the_interaction_range(run_lammps, reference, tiny_pet):
+    atoms = structures.row_and_cluster()
+    commands = "neighbor 0.1 bin\nrun 0"
+    setup = "processors 2 1 1"
+    compare(run_lammps, reference, atoms, tiny_pet, [2], commands=commands, setup=setup)
+    row = reference(atoms[:4], tiny_pet)
+    assert np.abs(reference(atoms, tiny_pet).forces[1] - row.forces[1]).max() > 5e-3
 
 
 def test_real_units(run_lammps, reference, tiny_pet):
