@@ -1,7 +1,7 @@
 """The wheel's dependencies: the PyTorch it was built against, and nothing newer or older.
 
-A metadata provider of scikit-build-core. It runs in pip's isolated environment, so PyTorch's version
-is read by the environment's own interpreter (`-I` undoes the isolation).
+A metadata provider of scikit-build-core. It runs in pip's isolated environment, so the version of
+PyTorch is read by the environment's own interpreter (`-I` undoes the isolation).
 """
 
 import subprocess
@@ -16,8 +16,8 @@ def dynamic_metadata(field, settings=None):
     found = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
     if found.returncode != 0:
         raise RuntimeError(
-            "No PyTorch was found in this Python environment, but metatomic-tc is built against the "
-            "PyTorch it will run with; install it first: pip install torch"
+            "No PyTorch was found in this Python environment, but metatomic-tc is built against "
+            "the PyTorch it will run with; install it first: pip install torch"
         )
     major, minor = found.stdout.split(".")[:2]
     return [f"torch=={major}.{minor}.*", *RUNTIME]

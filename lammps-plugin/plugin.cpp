@@ -55,9 +55,9 @@ static std::string mismatch(void *lmp) {
     const int found = lammps_extract_setting(lmp, size.name);
     if (found != size.built)
       return std::string("the plugin was built for a LAMMPS with a ") + std::to_string(size.built) +
-             "-byte " + size.name + " (SMALLBIG), but in this LAMMPS it has " +
-             std::to_string(found) +
-             " bytes: rebuild LAMMPS or metatomic-tc with the same integers";
+             "-byte " + size.name + ", but in this LAMMPS it has " + std::to_string(found) +
+             " bytes: rebuild metatomic-tc with the CMake option METATOMIC_TC_LAMMPS_SIZES as "
+             "LAMMPS_SIZES of LAMMPS";
   }
   return "";
 }

@@ -119,14 +119,15 @@ Description describe(cublasComputeType_t compute_type, const Gemm &problem) {
         set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
         set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, problem.bias);
     }
-    auto layout = [&](cublasLtMatrixLayoutOpaque_t &matrix, int64_t rows, int64_t cols, int64_t ld) {
-        lt.check(
-            lt.cublasLtMatrixLayoutInit_internal(
-                &matrix, sizeof(matrix), CUDA_R_32F, rows, cols, ld
-            ),
-            "cublasLtMatrixLayoutInit"
-        );
-    };
+    auto layout =
+        [&](cublasLtMatrixLayoutOpaque_t &matrix, int64_t rows, int64_t cols, int64_t ld) {
+            lt.check(
+                lt.cublasLtMatrixLayoutInit_internal(
+                    &matrix, sizeof(matrix), CUDA_R_32F, rows, cols, ld
+                ),
+                "cublasLtMatrixLayoutInit"
+            );
+        };
     if (problem.transpose_b) {
         layout(result.weights, problem.K, problem.N, problem.ldb);
     } else {
@@ -151,8 +152,9 @@ bool emulates(const cublasLtMatmulAlgo_t &algorithm) {
     return status == CUBLAS_STATUS_SUCCESS && value != 0;
 }
 
-cublasLtMatmulAlgo_t
-find_algorithm(int device, Implementation implementation, const Gemm &problem, Description &matmul) {
+cublasLtMatmulAlgo_t find_algorithm(
+    int device, Implementation implementation, const Gemm &problem, Description &matmul
+) {
     const auto &lt = api();
     cublasLtMatmulPreferenceOpaque_t preference;
     lt.check(
@@ -194,15 +196,16 @@ find_algorithm(int device, Implementation implementation, const Gemm &problem, D
         }
     }
     throw std::runtime_error(
-        "cuBLASLt has no algorithm " + to_string(implementation) + " for M = " +
-        std::to_string(problem.M) + ", N = " + std::to_string(problem.N) +
+        "cuBLASLt has no algorithm " + to_string(implementation) +
+        " for M = " + std::to_string(problem.M) + ", N = " + std::to_string(problem.N) +
         ", K = " + std::to_string(problem.K) + "; use another mode for this layer."
     );
 }
 
 /// The heuristic takes as long as a small product, so its answers are kept.
-cublasLtMatmulAlgo_t
-cached_algorithm(int device, Implementation implementation, const Gemm &problem, Description &matmul) {
+cublasLtMatmulAlgo_t cached_algorithm(
+    int device, Implementation implementation, const Gemm &problem, Description &matmul
+) {
     using Key = std::array<int64_t, 14>;
     static std::mutex mutex;
     static auto &algorithms = *new std::map<Key, cublasLtMatmulAlgo_t>();
@@ -253,14 +256,11 @@ cublasComputeType_t compute_type(Implementation implementation) {
 
 } // namespace
 
-int cuda_version() { return static_cast<int>(api().cublasLtGetCudartVersion()); }
+int cuda_version() {
+    return static_cast<int>(api().cublasLtGetCudartVersion());
+}
 
-void gemm(
-    Implementation implementation,
-    const Gemm &problem,
-    void *workspace,
-    void *stream
-) {
+void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream) {
     const auto &lt = api();
     auto device = 0;
     if (cudaGetDevice(&device) != cudaSuccess) {

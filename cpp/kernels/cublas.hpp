@@ -15,11 +15,6 @@ constexpr std::size_t workspace_size = 32 << 20;
 int cuda_version();
 
 /// `problem` by cuBLASLt, with the compute type of `implementation`.
-void gemm(
-    Implementation implementation,
-    const Gemm &problem,
-    void *workspace,
-    void *stream
-);
+void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream);
 
 } // namespace metatomic_tc::cublas

@@ -19,10 +19,7 @@ bool is_aligned(const Gemm &problem) {
 
 template <typename LayoutB>
 void run_layout(
-    Implementation implementation,
-    const Gemm &problem,
-    int *nonfinite,
-    cudaStream_t stream
+    Implementation implementation, const Gemm &problem, int *nonfinite, cudaStream_t stream
 ) {
     if (!is_aligned(problem)) {
         run<Threadblock64x64, Warp32x32, 4, 1, LayoutB>(problem, nonfinite, stream);
@@ -35,12 +32,7 @@ void run_layout(
 
 } // namespace
 
-void gemm(
-    Implementation implementation,
-    const Gemm &problem,
-    void *workspace,
-    void *stream
-) {
+void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream) {
     auto cuda_stream = static_cast<cudaStream_t>(stream);
     auto *nonfinite = static_cast<int *>(workspace);
     nonfinite::clear(nonfinite, cuda_stream);

@@ -9,11 +9,6 @@ constexpr std::size_t workspace_size = 256;
 
 /// `problem` in TF32x3 by CUTLASS's `OpMultiplyAddFastF32` (`mma.sync`, compute capability 8.0 and
 /// newer), with the tile of `implementation`.
-void gemm(
-    Implementation implementation,
-    const Gemm &problem,
-    void *workspace,
-    void *stream
-);
+void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream);
 
 } // namespace metatomic_tc::cutlass_3xtf32

@@ -1,10 +1,10 @@
 // One CUTLASS 3xTF32 GEMM; each `cutlass_3xtf32_*.cu` instantiates it for one tile and layout.
 //
-// CUTLASS truncates the high part of an operand. Its low part is then never negative and the dropped
-// product lo·lo has a bias of 4 in units of 2⁻²⁴·|a·b|, which on data of one sign exceeds the error of
-// native FP32. The specialisation below rounds the high part to nearest instead. CUTLASS clears the
-// Tensor Core accumulator after every threadblock step of K (16 here) and adds it in FP32, so the
-// hardware's truncating accumulation stays short.
+// CUTLASS truncates the high part of an operand. Its low part is then never negative and the
+// dropped product lo·lo has a bias of 4 in units of 2⁻²⁴·|a·b|, which on data of one sign exceeds
+// the error of native FP32. The specialisation below rounds the high part to nearest instead.
+// CUTLASS clears the Tensor Core accumulator after every threadblock step of K (16 here) and adds
+// it in FP32, so the hardware's truncating accumulation stays short.
 #pragma once
 
 #include <stdexcept>
@@ -70,7 +70,9 @@ template <int Count> class BiasEpilogue {
 
     CUTLASS_HOST_DEVICE BiasEpilogue(Params const &params) : params_(params) {}
 
-    CUTLASS_HOST_DEVICE bool is_source_needed() const { return params_.has_bias; }
+    CUTLASS_HOST_DEVICE bool is_source_needed() const {
+        return params_.has_bias;
+    }
 
     CUTLASS_HOST_DEVICE void set_k_partition(int, int) {}
 
@@ -143,8 +145,8 @@ void run(Gemm const &problem, int *nonfinite, cudaStream_t stream) {
     if (status != cutlass::Status::kSuccess) {
         throw std::runtime_error(
             std::string("The CUTLASS 3xTF32 kernel failed: ") + cutlassGetStatusString(status) +
-            " (" + cudaGetErrorString(cudaGetLastError()) + ") for M = " +
-            std::to_string(problem.M) + ", N = " + std::to_string(problem.N) +
+            " (" + cudaGetErrorString(cudaGetLastError()) +
+            ") for M = " + std::to_string(problem.M) + ", N = " + std::to_string(problem.N) +
             ", K = " + std::to_string(problem.K) + "."
         );
     }

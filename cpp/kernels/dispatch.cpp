@@ -29,8 +29,8 @@ bool covers(const DispatchRule &rule, Mode mode, const Hardware &hardware) {
 
 const std::vector<DispatchRule> &dispatch_table() {
     using I = Implementation;
-    // A 128 x 64 tile uses its warps better, but only once there are two for each multiprocessor (an
-    // H200 has 132); below that the 64 x 64 tile keeps twice as many of them busy.
+    // A 128 x 64 tile uses its warps better, but only once there are two for each multiprocessor
+    // (an H200 has 132); below that the 64 x 64 tile keeps twice as many of them busy.
     static const std::vector<DispatchRule> table = {
         // mode, CUDA, compute capability from, to, CUDA version from, tiles from, implementation
         {Mode::fp32, false, 0, 0, 0, 0, I::cpu_fp32},

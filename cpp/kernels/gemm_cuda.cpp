@@ -59,8 +59,8 @@ Hardware cuda_hardware(int index) {
     auto status = cudaGetDeviceProperties(&properties, index);
     if (status != cudaSuccess) {
         throw std::runtime_error(
-            "CUDA device " + std::to_string(index) + " was not found: " +
-            cudaGetErrorString(status) + "."
+            "CUDA device " + std::to_string(index) +
+            " was not found: " + cudaGetErrorString(status) + "."
         );
     }
     auto hardware = Hardware();
@@ -71,8 +71,12 @@ Hardware cuda_hardware(int index) {
     return hardware;
 }
 
-const char *cuda_architectures() { return METATOMIC_TC_CUDA_ARCHITECTURES; }
+const char *cuda_architectures() {
+    return METATOMIC_TC_CUDA_ARCHITECTURES;
+}
 
-int cuda_toolkit_version() { return CUDART_VERSION; }
+int cuda_toolkit_version() {
+    return CUDART_VERSION;
+}
 
 } // namespace metatomic_tc

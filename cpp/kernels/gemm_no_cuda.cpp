@@ -16,14 +16,24 @@ namespace {
 
 } // namespace
 
-std::size_t gemm_workspace_size(Implementation, const Gemm &) { refuse(); }
+std::size_t gemm_workspace_size(Implementation, const Gemm &) {
+    refuse();
+}
 
-void gemm(Implementation, const Gemm &, void *, std::size_t, void *) { refuse(); }
+void gemm(Implementation, const Gemm &, void *, std::size_t, void *) {
+    refuse();
+}
 
-Hardware cuda_hardware(int) { refuse(); }
+Hardware cuda_hardware(int) {
+    refuse();
+}
 
-const char *cuda_architectures() { return ""; }
+const char *cuda_architectures() {
+    return "";
+}
 
-int cuda_toolkit_version() { return 0; }
+int cuda_toolkit_version() {
+    return 0;
+}
 
 } // namespace metatomic_tc

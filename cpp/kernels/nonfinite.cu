@@ -14,7 +14,8 @@ __global__ void repair_kernel(Gemm problem, const int *flag) {
     }
     auto size = problem.M * problem.N;
     auto step = static_cast<int64_t>(gridDim.x) * blockDim.x;
-    for (auto i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < size; i += step) {
+    for (auto i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < size;
+         i += step) {
         auto row = i / problem.N;
         auto column = i % problem.N;
         auto &output = problem.C[row * problem.ldc + column];

@@ -4,8 +4,8 @@
 
 #include "metatomic_tc/gemm.hpp"
 
-/// Slicing turns an Inf into Inf - Inf = NaN, and a value close to FLT_MAX into Inf. Both show as an
-/// output that is not finite, and those outputs are computed again in FP32.
+/// Slicing turns an Inf into Inf - Inf = NaN, and a value close to FLT_MAX into Inf. Both show as
+/// an output that is not finite, and those outputs are computed again in FP32.
 namespace metatomic_tc::nonfinite {
 
 /// Clears the flag, on `stream`.

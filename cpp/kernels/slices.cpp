@@ -19,10 +19,14 @@ float float_of(uint32_t bits) {
     return value;
 }
 
-bool is_finite(float value) { return (bits_of(value) & 0x7f800000u) != 0x7f800000u; }
+bool is_finite(float value) {
+    return (bits_of(value) & 0x7f800000u) != 0x7f800000u;
+}
 
 /// TF32 keeps 10 of the 23 mantissa bits; round to nearest, ties away from zero (cvt.rna.tf32).
-float round_to_tf32(float value) { return float_of((bits_of(value) + 0x1000u) & ~0x1fffu); }
+float round_to_tf32(float value) {
+    return float_of((bits_of(value) + 0x1000u) & ~0x1fffu);
+}
 
 /// BF16 keeps 7 of the 23 mantissa bits; round to nearest, ties to even (cvt.rn.bf16).
 float round_to_bf16(float value) {

@@ -47,12 +47,8 @@ void collect(Block *block, GraphContent &content) {
 
 /// The value of an attribute chain such as self.layer.weight, where `self` is the first input of
 /// the graph; nothing when `value` is anything else. The names go to `path`.
-std::optional<c10::IValue> resolve(
-    const Value *value,
-    const Graph &graph,
-    const torch::jit::Module &self,
-    std::string &path
-) {
+std::optional<c10::IValue>
+resolve(const Value *value, const Graph &graph, const torch::jit::Module &self, std::string &path) {
     if (!graph.inputs().empty() && value == graph.inputs()[0]) {
         return self._ivalue();
     }
@@ -102,9 +98,8 @@ void rewrite(Node *node, Mode mode) {
     auto *graph = node->owningGraph();
     auto guard = torch::jit::WithInsertPoint(node);
     auto *mode_name = graph->insertConstant(to_string(mode));
-    auto *replacement = graph->create(
-        our_linear, {node->input(0), node->input(1), node->input(2), mode_name}, 1
-    );
+    auto *replacement =
+        graph->create(our_linear, {node->input(0), node->input(1), node->input(2), mode_name}, 1);
     replacement->setSourceRange(node->sourceRange());
     replacement->insertBefore(node);
     replacement->output()->copyMetadata(node->output());
@@ -120,7 +115,9 @@ int64_t ConversionReport::replaced() const {
     });
 }
 
-int64_t ConversionReport::left() const { return static_cast<int64_t>(layers.size()) - replaced(); }
+int64_t ConversionReport::left() const {
+    return static_cast<int64_t>(layers.size()) - replaced();
+}
 
 std::string ConversionReport::to_json() const {
     auto result = "{\"mode\": " + json_string(to_string(mode)) + ", \"layers\": [";

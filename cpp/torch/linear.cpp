@@ -258,37 +258,29 @@ void check_input_gradient(const Tensor &grad_output, const Tensor &weight) {
 } // namespace
 
 Tensor linear_cpu(
-    const Tensor &input,
-    const Tensor &weight,
-    const std::optional<Tensor> &bias,
-    std::string mode
+    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
 ) {
     check_linear(input, weight, bias);
     return cpu_product(input, weight, bias, Direction::forward, mode);
 }
 
 Tensor linear_cuda(
-    const Tensor &input,
-    const Tensor &weight,
-    const std::optional<Tensor> &bias,
-    std::string mode
+    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
 ) {
     check_linear(input, weight, bias);
     return cuda_product(input, weight, bias, Direction::forward, mode);
 }
 
 Tensor linear_meta(
-    const Tensor &input,
-    const Tensor &weight,
-    const std::optional<Tensor> &bias,
-    std::string mode
+    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
 ) {
     check_linear(input, weight, bias);
     parse_mode(mode);
     return meta_product(input, weight, Direction::forward);
 }
 
-Tensor linear_input_gradient_cpu(const Tensor &grad_output, const Tensor &weight, std::string mode) {
+Tensor
+linear_input_gradient_cpu(const Tensor &grad_output, const Tensor &weight, std::string mode) {
     check_input_gradient(grad_output, weight);
     return cpu_product(grad_output, weight, std::nullopt, Direction::input_gradient, mode);
 }

@@ -19,7 +19,9 @@ Tensor weight_gradient(const Tensor &out_rows, const Tensor &in_rows) {
     return out_rows.flatten(0, -2).t().mm(in_rows.flatten(0, -2));
 }
 
-Tensor at_least_2d(const Tensor &rows) { return rows.dim() == 1 ? rows.unsqueeze(0) : rows; }
+Tensor at_least_2d(const Tensor &rows) {
+    return rows.dim() == 1 ? rows.unsqueeze(0) : rows;
+}
 
 /// Y = X·Wᵀ + b
 struct Linear : public torch::autograd::Function<Linear> {
@@ -64,10 +66,7 @@ struct Linear : public torch::autograd::Function<Linear> {
 /// dX = dY·W
 struct LinearInputGradient : public torch::autograd::Function<LinearInputGradient> {
     static Tensor forward(
-        AutogradContext *context,
-        const Tensor &grad_output,
-        const Tensor &weight,
-        std::string mode
+        AutogradContext *context, const Tensor &grad_output, const Tensor &weight, std::string mode
     ) {
         auto guard = at::AutoDispatchBelowADInplaceOrView();
         context->save_for_backward({weight.requires_grad() ? grad_output : Tensor(), weight});
@@ -120,10 +119,7 @@ linear_input_gradient(const Tensor &grad_output, const Tensor &weight, const std
 }
 
 Tensor linear_autograd(
-    const Tensor &input,
-    const Tensor &weight,
-    const std::optional<Tensor> &bias,
-    std::string mode
+    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
 ) {
     return Linear::apply(input, weight, bias, mode);
 }

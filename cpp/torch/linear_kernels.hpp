@@ -34,24 +34,16 @@ at::Tensor linear_autograd(
 );
 
 at::Tensor linear_input_gradient_cpu(
-    const at::Tensor &grad_output,
-    const at::Tensor &weight,
-    std::string mode
+    const at::Tensor &grad_output, const at::Tensor &weight, std::string mode
 );
 at::Tensor linear_input_gradient_cuda(
-    const at::Tensor &grad_output,
-    const at::Tensor &weight,
-    std::string mode
+    const at::Tensor &grad_output, const at::Tensor &weight, std::string mode
 );
 at::Tensor linear_input_gradient_meta(
-    const at::Tensor &grad_output,
-    const at::Tensor &weight,
-    std::string mode
+    const at::Tensor &grad_output, const at::Tensor &weight, std::string mode
 );
 at::Tensor linear_input_gradient_autograd(
-    const at::Tensor &grad_output,
-    const at::Tensor &weight,
-    std::string mode
+    const at::Tensor &grad_output, const at::Tensor &weight, std::string mode
 );
 
 } // namespace metatomic_tc

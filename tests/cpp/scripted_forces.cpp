@@ -22,7 +22,7 @@ int main(int argc, char **argv) {
 
     auto file = std::ifstream(argv[2], std::ios::binary);
     auto bytes = std::vector<char>(std::istreambuf_iterator<char>(file), {});
-    auto positions = torch::pickle_load(bytes).toTensor().to(device).requires_grad_(true);
+    auto positions = torch::jit::pickle_load(bytes).toTensor().to(device).requires_grad_(true);
 
     auto energy = module.forward({positions}).toTensor();
     energy.backward();

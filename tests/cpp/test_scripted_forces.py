@@ -28,8 +28,11 @@ class Energy(torch.nn.Module):
 def program(tmp_path_factory):
     build = tmp_path_factory.mktemp("cpp")
     for command in (
-        ["cmake", "-S", SOURCE, "-B", build, "-DCMAKE_BUILD_TYPE=Release"]
-        + [f"-DCMAKE_PREFIX_PATH={PACKAGE / 'lib' / 'cmake'}", f"-DPython_EXECUTABLE={sys.executable}"],
+        [
+            *("cmake", "-S", SOURCE, "-B", build, "-DCMAKE_BUILD_TYPE=Release"),
+            f"-DCMAKE_PREFIX_PATH={PACKAGE / 'lib' / 'cmake'}",
+            f"-DPython_EXECUTABLE={sys.executable}",
+        ],
         ["cmake", "--build", build],
     ):
         subprocess.run([str(part) for part in command], check=True)
@@ -46,8 +49,9 @@ def files(tmp_path_factory):
 
 
 def run(program, files, mode, device):
+    command = (program, files / "energy.pt", files / "positions.pt", mode, device)
     result = subprocess.run(
-        [str(part) for part in (program, files / "energy.pt", files / "positions.pt", mode, device)],
+        [str(part) for part in command],
         check=True,
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ or in the directories of LAMMPS_PLUGIN_PATH.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -69,12 +70,18 @@ def write_data(path, atoms, elements, types):
             file.write(f"{i + 1} {kind} {x[0]:.17g} {x[1]:.17g} {x[2]:.17g}\n")
 
 
+def program(name):
+    """The path of a program: of this Python environment, else of PATH."""
+    here = BIN / name
+    return str(here) if here.exists() else shutil.which(name)
+
+
 def execute(script, directory, ranks=1, timeout=180, environment=None):
     """Runs a LAMMPS input script and returns (exit code, screen output)."""
     Path(directory, "in.test").write_text(script)
-    command = [str(BIN / "lmp"), "-in", "in.test", "-log", "none"]
+    command = [program("lmp"), "-in", "in.test", "-log", "none"]
     if ranks > 1:
-        command = [str(BIN / "mpirun"), "-np", str(ranks), *command]
+        command = [program("mpirun"), "-np", str(ranks), *command]
     process = subprocess.run(
         command,
         cwd=directory,

@@ -32,9 +32,7 @@ at::Tensor linear(
 /// @param weight [out_features, in_features]
 /// @return [..., in_features], contiguous
 at::Tensor linear_input_gradient(
-    const at::Tensor &grad_output,
-    const at::Tensor &weight,
-    const std::string &mode
+    const at::Tensor &grad_output, const at::Tensor &weight, const std::string &mode
 );
 
 /// `device` as the dispatch table sees it.

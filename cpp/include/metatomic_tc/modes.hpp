@@ -5,7 +5,8 @@
 
 namespace metatomic_tc {
 
-/// How the FP32 operands of a linear layer are multiplied. Inputs and outputs are FP32 in every mode.
+/// How the FP32 operands of a linear layer are multiplied. Inputs and outputs are FP32 in every
+/// mode.
 enum class Mode {
     /// IEEE FP32, one product: the reference.
     fp32,
