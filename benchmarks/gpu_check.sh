@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds, tests, demonstrates and times metatomic-tc on a GPU machine that has no network.
 #
-#   benchmarks/gpu_check.sh [build] [test] [demo] [bench] [compiled]        (all but compiled when none is named)
+#   benchmarks/gpu_check.sh [build] [test] [demo] [bench]        (all four when none is named)
 #
 # The machine has Python with PyTorch (a CUDA build), nvcc, CMake, ninja and pytest. What else is
 # needed lies in two archives, for the same Python and PyTorch:
@@ -56,20 +56,15 @@ do_demo() {
     cd examples/water
     metatomic-tc export pet-xs-demo.ckpt -o pet-xs-demo.pt
     for mode in fp32 tf32x3 tf32; do
-        lmp -in in.water -log "$out/demo-$mode.log" -var steps "${STEPS:-200}" -var mode "$mode device $device"
         echo "mode $mode"
+        lmp -in in.water -log "$out/demo-$mode.log" -var steps "${STEPS:-200}" -var mode "$mode device $device"
         python3 energy_drift.py "$out/demo-$mode.log"
     done
 }
 
 do_bench() {
-    python3 benchmarks/md_step.py --device "$device" --out "$out/md_step.json" \
-        ${BENCH:---sizes s --atoms 192,5184,17280 --modes fp32,tf32,tf32x3}
-}
-
-do_compiled() {
-    python3 benchmarks/md_step.py --device "$device" --out "$out/md_step-compiled.json" --compiled \
-        ${BENCH:---sizes s --atoms 192,5184,17280 --modes fp32,tf32,tf32x3}
+    python3 benchmarks/md_step.py --device "$device" --out "$out" \
+        ${BENCH:---sizes s --atoms 192,5184,17280 --compiled}
 }
 
 for archive in bundle:site cutlass:cutlass; do
@@ -97,7 +92,6 @@ phase build 420
 phase test 420
 phase demo 240
 phase bench 560
-phase compiled 560
 
 echo "== summary"
 printf '%s\n' "${summary[@]}"

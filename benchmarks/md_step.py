@@ -320,20 +320,24 @@ def main(arguments):
     stock = STOCK if arguments.device.startswith("cuda") else STOCK[:1]
     gpu, versions = hardware(arguments.device)
     name = re.sub(r"[^a-z0-9]+", "-", (gpu or "cpu").lower()).removeprefix("nvidia-")
-    out = pathlib.Path(
-        arguments.out or HERE / "results" / f"md_step-{name}-{datetime.date.today()}.json"
-    )
+    out = pathlib.Path(arguments.out or HERE / "results")
+    if out.suffix != ".json":
+        out = out / f"md_step-{name}-{datetime.date.today()}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
 
+    jobs = [(stock + modes, 0)]
+    if arguments.compiled:
+        # last, since it takes long; stock-fp32 runs again only to compare with
+        jobs.append((STOCK[:1] + COMPILED[: len(stock)], 1))
     records = []
-    for size in arguments.sizes.split(","):
-        for n_atoms in map(int, arguments.atoms.split(",")):
-            new = measure_in_subprocess(size, n_atoms, stock + modes, arguments)
-            if arguments.compiled:
-                compiled = COMPILED[: len(stock)]
-                new += measure_in_subprocess(size, n_atoms, STOCK[:1] + compiled, arguments)[1:]
-            records += [record | {"gpu": gpu, "versions": versions} for record in new]
-            out.write_text(json.dumps(records, indent=1) + "\n")
+    for job, repeated in jobs:
+        for size in arguments.sizes.split(","):
+            for n_atoms in map(int, arguments.atoms.split(",")):
+                new = measure_in_subprocess(size, n_atoms, job, arguments)[repeated:]
+                records += [record | {"gpu": gpu, "versions": versions} for record in new]
+                out.write_text(json.dumps(records, indent=1) + "\n")
+    records.sort(key=lambda record: (record["model"], record["atoms"]))
+    out.write_text(json.dumps(records, indent=1) + "\n")
     print_table(records)
     print(f"written to {out}")
 
@@ -359,7 +363,7 @@ if __name__ == "__main__":
         "--time-limit", type=float, default=900, help="seconds for one process (default 900)"
     )
     parser.add_argument(
-        "--out", help="the file to write (default results/md_step-<gpu>-<date>.json)"
+        "--out", help="file (.json) or directory (default results/md_step-<gpu>-<date>.json)"
     )
     parser.add_argument("--job", help=argparse.SUPPRESS)
     main(parser.parse_args())

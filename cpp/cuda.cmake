@@ -38,11 +38,13 @@ target_sources(metatomic_tc PRIVATE
     kernels/cublas.cpp
     kernels/cutlass_3xtf32.cu
     kernels/cutlass_3xtf32_128x64_plain.cu
+    kernels/cutlass_3xtf32_128x64_sliced_k_plain.cu
+    kernels/cutlass_3xtf32_128x64_sliced_k_transposed.cu
     kernels/cutlass_3xtf32_128x64_transposed.cu
-    kernels/cutlass_3xtf32_64x64_plain.cu
-    kernels/cutlass_3xtf32_64x64_transposed.cu
-    kernels/cutlass_3xtf32_64x64_unaligned_plain.cu
-    kernels/cutlass_3xtf32_64x64_unaligned_transposed.cu
+    kernels/cutlass_3xtf32_64x64_sliced_k_plain.cu
+    kernels/cutlass_3xtf32_64x64_sliced_k_transposed.cu
+    kernels/cutlass_3xtf32_64x64_sliced_k_unaligned_plain.cu
+    kernels/cutlass_3xtf32_64x64_sliced_k_unaligned_transposed.cu
     kernels/gemm_cuda.cpp
     kernels/nonfinite.cu
 )
@@ -51,8 +53,9 @@ target_include_directories(metatomic_tc PRIVATE
 target_link_libraries(metatomic_tc PRIVATE CUDA::cudart_static)
 target_compile_options(metatomic_tc PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
+list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
 set_source_files_properties(kernels/gemm_cuda.cpp PROPERTIES
-    COMPILE_DEFINITIONS "METATOMIC_TC_CUDA_ARCHITECTURES=\"${CMAKE_CUDA_ARCHITECTURES}\"")
+    COMPILE_DEFINITIONS "METATOMIC_TC_CUDA_ARCHITECTURES=\"${architectures}\"")
 # linked by the C++ compiler: nvcc's link line can bring a static libstdc++, which does not mix with
 # PyTorch's shared one
 set_target_properties(metatomic_tc PROPERTIES

@@ -11,6 +11,7 @@
 
 #include <c10/core/DeviceGuard.h>
 #include <caffe2/serialize/inline_container.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/script.h>
 #include <torch/version.h>
 
@@ -136,12 +137,6 @@ struct Model::Implementation {
 Model::Model(const std::string &path, const ModelOptions &options, const LocalRank &local) {
   check_file(path);
 
-  // As metatomic's own pair style: with the default, static strategy TorchScript compiles kernels
-  // for the shapes it sees first, and the number of pairs changes at every step. It is a setting of
-  // the process, and it affects speed only, not what is computed.
-  torch::jit::FusionStrategy strategy = {{torch::jit::FusionBehavior::DYNAMIC, 10}};
-  torch::jit::setFusionStrategy(strategy);
-
   std::optional<std::string> extensions;
   if (!options.extensions.empty())
     extensions = options.extensions;
@@ -204,8 +199,15 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   const std::string device_name =
       select_device(options.device, self.capabilities->supported_devices, local);
   self.device = torch::Device(device_name);
-  if (self.device.is_cpu())
+  if (self.device.is_cpu()) {
     set_cpu_threads(local);
+  } else {
+    // As metatomic's own pair style: with the default, static strategy TorchScript compiles kernels
+    // for the shapes it sees first, and the number of pairs changes at every step. It is a setting
+    // of the process, and it affects speed only, not what is computed.
+    torch::jit::FusionStrategy strategy = {{torch::jit::FusionBehavior::DYNAMIC, 10}};
+    torch::jit::setFusionStrategy(strategy);
+  }
   const Hardware on = hardware(self.device);
   const Mode asked = parse_mode(options.mode);
   const Mode mode = resolve_mode(asked, on, options.fallback);
@@ -282,9 +284,15 @@ const std::vector<std::string> &Model::warnings() const {
 
 Prediction Model::evaluate(const Structure &structure, bool virial) {
   auto &self = *implementation_;
-  std::optional<c10::DeviceGuard> guard;
-  if (self.device.is_cuda())
-    guard.emplace(self.device);
+  std::optional<c10::DeviceGuard> device_guard;
+  std::optional<torch::jit::GraphOptimizerEnabledGuard> optimizer_guard;
+  if (self.device.is_cuda()) {
+    device_guard.emplace(self.device);
+  } else {
+    // On the CPU TorchScript has nothing to fuse: its optimizer takes three seconds of the first
+    // steps and then gains nothing.
+    optimizer_guard.emplace(false);
+  }
 
   const auto n = static_cast<int64_t>(structure.types.size());
   const auto on_device = [&](const void *data, at::IntArrayRef shape, torch::Dtype dtype) {

@@ -22,11 +22,13 @@ void run_layout(
     Implementation implementation, const Gemm &problem, int *nonfinite, cudaStream_t stream
 ) {
     if (!is_aligned(problem)) {
-        run<Threadblock64x64, Warp32x32, 4, 1, LayoutB>(problem, nonfinite, stream);
+        run<Threadblock64x64SlicedK, Warp32x32, 4, 1, LayoutB>(problem, nonfinite, stream);
     } else if (implementation == Implementation::cutlass_3xtf32_128x64) {
         run<Threadblock128x64, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
+    } else if (implementation == Implementation::cutlass_3xtf32_128x64_sliced_k) {
+        run<Threadblock128x64SlicedK, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
     } else {
-        run<Threadblock64x64, Warp32x32, 4, 4, LayoutB>(problem, nonfinite, stream);
+        run<Threadblock64x64SlicedK, Warp32x32, 4, 4, LayoutB>(problem, nonfinite, stream);
     }
 }
 

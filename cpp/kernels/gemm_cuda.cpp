@@ -18,7 +18,8 @@ std::size_t gemm_workspace_size(Implementation implementation, const Gemm &) {
     case Implementation::cublas_bf16x9_eager:
         return cublas::workspace_size;
     case Implementation::cutlass_3xtf32_128x64:
-    case Implementation::cutlass_3xtf32_64x64:
+    case Implementation::cutlass_3xtf32_128x64_sliced_k:
+    case Implementation::cutlass_3xtf32_64x64_sliced_k:
         return cutlass_3xtf32::workspace_size;
     case Implementation::cpu_fp32:
     case Implementation::cpu_emulated:

@@ -36,7 +36,7 @@ std::string dispatch_table_json() {
             << ", \"min_compute_capability\": " << rule.min_compute_capability
             << ", \"max_compute_capability\": " << rule.max_compute_capability
             << ", \"min_cuda_version\": " << rule.min_cuda_version
-            << ", \"min_tiles\": " << rule.min_tiles
+            << ", \"min_tiles\": " << rule.min_tiles << ", \"min_k\": " << rule.min_k
             << ", \"implementation\": " << json_string(to_string(rule.implementation)) << "}";
         rows.push_back(row.str());
     }

@@ -87,14 +87,17 @@ def dispatch_text() -> str:
                 _capabilities(rule),
                 _cuda_version(rule["min_cuda_version"]) if rule["min_cuda_version"] else "any",
                 f"{rule['min_tiles']}" if rule["min_tiles"] else "any",
+                f"{rule['min_k']}" if rule["min_k"] else "any",
                 rule["implementation"],
             )
         )
-    head = ["mode", "device", "compute capability", "CUDA from", "tiles from", "implementation"]
+    head = ["mode", "device", "compute capability", "CUDA from", "tiles from", "K from"]
+    head += ["implementation"]
     features = modes.build_info()["minimum_features"]
     return (
         _table("What computes a linear layer (the first row that fits)", head, rows)
-        + "\nA tile is 128 x 128 elements of the layer's output (rows x output features).\n"
+        + "\nA tile is 128 x 64 elements of the layer's output (rows x output features), and K its "
+        + "number of input features;\nthe gradient of the input swaps input and output features.\n"
         + f"Layers with fewer than {features} input or output features compute in fp32 in every "
         "mode:\nthere is too little arithmetic to gain from."
     )

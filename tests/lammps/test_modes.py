@@ -1,11 +1,12 @@
 """What the modes of the pair style do to energies and forces, and what it says about them."""
 
 import re
+import subprocess
 
 import numpy as np
 import pytest
 import structures
-from lammps_runs import assert_close
+from lammps_runs import BIN, assert_close
 
 
 def test_tf32x3_is_near_fp32_and_away_from_tf32(run_lammps, demo_model):
@@ -45,6 +46,26 @@ def test_start_line_says_what_runs(run_lammps, tiny_pet):
     )
     assert match, lines[0]
     assert int(match[1]) > 10 and int(match[2]) > 0
+
+
+def test_an_exported_model_runs_in_the_mode_of_the_pair_style(
+    run_lammps, tiny_pet, tiny_pet_checkpoint, tmp_path
+):
+    exported = tmp_path / "exported.pt"
+    command = [
+        BIN / "metatomic-tc",
+        "export",
+        tiny_pet_checkpoint,
+        "-o",
+        exported,
+        "--mode",
+        "tf32",
+    ]
+    subprocess.run(command, check=True)
+    atoms = structures.water()
+    found = run_lammps(atoms, exported, "fp32")
+    assert ", mode fp32, " in found.log
+    assert_close(found, run_lammps(atoms, tiny_pet, "fp32"), energy=1e-7, force=1e-6)
 
 
 def test_a_model_that_is_not_pet_is_converted(run_lammps, pair_model):

@@ -696,9 +696,9 @@ def test_the_table_decides_what_is_selected():
             assert select(rule["mode"], False, 0, 0, 128, 128, 128) == rule["implementation"]
         else:
             capability = max(rule["min_compute_capability"], 10)
-            size = 128 * max(rule["min_tiles"], 1)
+            size, K = 128 * max(rule["min_tiles"], 1), max(rule["min_k"], 256)
             cuda = max(rule["min_cuda_version"], 12000)
-            selected = select(rule["mode"], True, capability, cuda, size, 128, 256)
+            selected = select(rule["mode"], True, capability, cuda, size, 64, K)
             first = next(
                 r["implementation"]
                 for r in table
@@ -707,6 +707,7 @@ def test_the_table_decides_what_is_selected():
                 and r["min_compute_capability"] <= capability <= r["max_compute_capability"]
                 and r["min_cuda_version"] <= cuda
                 and r["min_tiles"] <= max(rule["min_tiles"], 1)
+                and r["min_k"] <= K
             )
             assert selected == first
 

@@ -39,8 +39,10 @@ enum class Implementation {
     cublas_bf16x9_eager,
     /// CUTLASS OpMultiplyAddFastF32, threadblock tile 128 x 64 x 16.
     cutlass_3xtf32_128x64,
-    /// CUTLASS OpMultiplyAddFastF32, threadblock tile 64 x 64 x 16.
-    cutlass_3xtf32_64x64,
+    /// CUTLASS OpMultiplyAddFastF32, threadblock tile 128 x 64 x 32, K sliced between warps.
+    cutlass_3xtf32_128x64_sliced_k,
+    /// CUTLASS OpMultiplyAddFastF32, threadblock tile 64 x 64 x 32, K sliced between warps.
+    cutlass_3xtf32_64x64_sliced_k,
 };
 
 std::string to_string(Implementation implementation);
@@ -56,6 +58,8 @@ struct DispatchRule {
     int min_cuda_version;
     /// Smallest number of 128 x 64 output tiles.
     int64_t min_tiles;
+    /// Smallest K.
+    int64_t min_k;
     Implementation implementation;
 };
 

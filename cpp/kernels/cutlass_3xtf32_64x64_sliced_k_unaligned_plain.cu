@@ -2,6 +2,6 @@
 
 namespace metatomic_tc::cutlass_3xtf32 {
 
-template METATOMIC_TC_RUN(Threadblock64x64, Warp32x32, 4, 1, Transposed);
+template METATOMIC_TC_RUN(Threadblock64x64SlicedK, Warp32x32, 4, 1, Plain);
 
 } // namespace metatomic_tc::cutlass_3xtf32
