@@ -28,8 +28,9 @@ if(NOT TARGET torch)
         "-Wl,--no-as-needed" "${Torch_DIRECTORY}/lib/libtorch.so"
         "${Torch_DIRECTORY}/lib/libtorch_cpu.so" "${Torch_DIRECTORY}/lib/libc10.so"
         "-Wl,--as-needed")
-    # those libraries bring the CUDA libraries that they need themselves
-    target_link_options(torch INTERFACE "-Wl,--unresolved-symbols=ignore-in-shared-libs")
+    # those libraries find the CUDA libraries that they need themselves, at run time
+    target_link_options(torch INTERFACE
+        "$<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:-Wl,--unresolved-symbols=ignore-in-shared-libs>")
 endif()
 
 include(FindPackageHandleStandardArgs)
