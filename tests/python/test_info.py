@@ -23,8 +23,8 @@ def test_versions_devices_and_the_whole_dispatch_table(capsys):
     assert {"metatomic-tc", "PyTorch", "metatomic-torch", "metatensor-torch", "lammps"} <= names
     assert ["cpu", "CPU", "fp32, tf32, tf32x3, bf16x9, bf16x9-eager"] in lines
     for rule in json.loads(torch.ops.metatomic_tc.dispatch_table()):
-        found = [line for line in lines if len(line) == 6 and line[0] == rule["mode"]]
-        assert rule["implementation"] in [line[5] for line in found if line[1] == rule["device"]]
+        found = [line for line in lines if len(line) == 7 and line[0] == rule["mode"]]
+        assert rule["implementation"] in [line[6] for line in found if line[1] == rule["device"]]
     minimum = json.loads(torch.ops.metatomic_tc.build_info())["minimum_features"]
     text = [" ".join(line) for line in lines]
     assert any(f"fewer than {minimum} input or output features" in line for line in text)
