@@ -311,12 +311,18 @@ def main(arguments):
         return
 
     import metatomic_tc
+    from pet_models import SIZES
 
-    modes = (
-        arguments.modes.split(",")
-        if arguments.modes
-        else metatomic_tc.supported_modes(arguments.device)
-    )
+    try:
+        supported = metatomic_tc.supported_modes(arguments.device)
+    except RuntimeError as error:
+        sys.exit(f"--device {arguments.device} cannot be used here: {first_line(error)}")
+    modes = arguments.modes.split(",") if arguments.modes else supported
+    for name, valid in [(mode, supported) for mode in modes] + [
+        (size, SIZES) for size in arguments.sizes.split(",")
+    ]:
+        if name not in valid:
+            sys.exit(f"found '{name}', but here the choices are: {', '.join(valid)}")
     stock = STOCK if arguments.device.startswith("cuda") else STOCK[:1]
     gpu, versions = hardware(arguments.device)
     name = re.sub(r"[^a-z0-9]+", "-", (gpu or "cpu").lower()).removeprefix("nvidia-")

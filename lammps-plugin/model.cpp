@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <sstream>
@@ -64,8 +65,19 @@ static std::string join(const std::vector<int64_t> &numbers) {
 
 /// Tells apart what users give instead of an exported model.
 static void check_file(const std::string &path) {
-  if (!std::ifstream(path).good())
-    throw std::runtime_error("cannot read the model file " + path);
+  const std::string export_it =
+      "; give the .pt file that \"metatomic-tc export\" or \"mtt export\" "
+      "wrote";
+  if (std::filesystem::is_directory(path))
+    throw std::runtime_error(path + " is a directory, not a model" + export_it);
+  std::ifstream file(path, std::ios::binary);
+  if (!file.good())
+    throw std::runtime_error("cannot read the model file " + path +
+                             ": it was looked for from the current directory and in those of "
+                             "LAMMPS_POTENTIALS");
+  std::string start(2, '\0');
+  file.read(start.data(), 2);
+  file.close();
 
   const auto ends_with = [&](const std::string &end) {
     return path.size() >= end.size() &&
@@ -81,14 +93,21 @@ static void check_file(const std::string &path) {
   try {
     archive.emplace(path);
   } catch (const std::exception &) {
+    if (start == "PK")
+      throw std::runtime_error(path + " is not a metatomic model: it is a damaged or incomplete "
+                                      "archive; copy or download the file again");
     throw std::runtime_error(path +
-                             " is not a metatomic model: it is not a TorchScript file at all");
+                             " is not a metatomic model: it is not a TorchScript file at "
+                             "all" +
+                             export_it);
   }
   if (!archive->hasRecord("constants.pkl")) {
     if (archive->hasRecord("data.pkl"))
       throw std::runtime_error(is_checkpoint);
-    throw std::runtime_error(path + " is not a metatomic model: it is an archive without a "
-                                    "TorchScript module in it");
+    throw std::runtime_error(path +
+                             " is not a metatomic model: it is an archive without a "
+                             "TorchScript module in it" +
+                             export_it);
   }
   if (!archive->hasRecord("extra/metatomic-version")) {
     if (archive->hasRecord("extra/metatensor-version"))
@@ -144,7 +163,10 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
     implementation_ =
         std::make_unique<Implementation>(metatomic_torch::load_atomistic_model(path, extensions));
   } catch (const std::exception &error) {
-    throw std::runtime_error("cannot load the model " + path + ": " + one_line(error));
+    const std::string problem = one_line(error);
+    const bool damaged = problem.find("CRC") != std::string::npos;
+    throw std::runtime_error("cannot load the model " + path + ": " + problem +
+                             (damaged ? "; the file is damaged, copy or download it again" : ""));
   }
   auto &self = *implementation_;
   self.check_consistency = options.check_consistency;

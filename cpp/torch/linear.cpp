@@ -307,6 +307,13 @@ Hardware hardware(c10::Device device) {
             "metatomic-tc runs on cpu and cuda devices, but found the device " + device.str() + "."
         );
     }
+    if (!at::hasCUDA()) {
+        throw std::runtime_error(
+            "The device " + device.str() +
+            " was asked for, but PyTorch finds no CUDA GPU here; use the CPU, or check the driver "
+            "and that PyTorch is a CUDA build."
+        );
+    }
     auto index = device.has_index()
                      ? device.index()
                      : c10::impl::VirtualGuardImpl(device.type()).getDevice().index();

@@ -16,7 +16,11 @@ import numpy as np
 def read_log(path):
     """(columns, number of atoms) of the last run in a log that wrote Step, Time and TotEng."""
     columns, names, n_atoms = None, [], None
-    for line in open(path):
+    try:
+        lines = open(path).readlines()
+    except OSError as error:
+        sys.exit(f"{path} cannot be read ({error.strerror}); run first: lmp -in in.water")
+    for line in lines:
         words = line.split()
         if words[:1] == ["Step"] and {"Time", "TotEng"} <= set(words):
             names, columns = words, {name: [] for name in words}

@@ -75,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--extensions",
         metavar="DIR",
-        help="collect the operator library in this directory, for engines in whose environment "
-        "metatomic-tc is not installed",
+        help="collect the operator library in this directory, for engines in processes that do not "
+        "import metatomic_tc",
     )
     command.add_argument(
         "--outputs",

@@ -76,7 +76,7 @@ def export(
     destination = _destination(source, named, output, mode)
     if extensions is not None:
         extensions = Path(extensions)
-        _check_extensions_directory(extensions)
+        _check_extensions_directory(extensions, destination)
 
     steps = Steps(4 if named else 3)
     name = None
@@ -192,6 +192,11 @@ def _destination(source: str | Path, named, output: str | Path | None, mode: str
             f"the output '{destination}' is named like a checkpoint, but will be an exported "
             f"model; name it {destination.with_suffix('.pt').name}"
         )
+    if destination.suffix != ".pt" and not destination.is_dir():
+        raise ModelFileError(
+            f"the output '{destination}' does not end in .pt, by which engines know exported "
+            f"models; name it {destination.name}.pt"
+        )
     if destination.is_dir():
         raise ModelFileError(
             f"the output '{destination}' is a directory; give a file name in it, e.g. "
@@ -237,8 +242,12 @@ def _save(model: AtomisticModel, destination: Path, extensions: Path | None) -> 
             os.replace(temporary, destination)
 
 
-def _check_extensions_directory(extensions: Path) -> None:
+def _check_extensions_directory(extensions: Path, destination: Path) -> None:
     """Metatomic empties the directory, so it must hold nothing but libraries collected before."""
+    if extensions.absolute() == destination.absolute():
+        raise ModelFileError(
+            f"--extensions '{extensions}' is the output; give a directory of another name."
+        )
     if not extensions.exists():
         return
     if not extensions.is_dir():

@@ -21,6 +21,7 @@ def run(arguments) -> int:
     """The command; ``arguments`` are those of the command line."""
     if arguments.model is not None:
         model_files.expect_exported_model(arguments.model)
+        model_files.expect_extensions_directory(arguments.extensions)
         extensions = None if arguments.extensions is None else Path(arguments.extensions)
         model = read_exported(Path(arguments.model), extensions)
         print(model_text(arguments.model, model, arguments.mode))

@@ -74,6 +74,10 @@ def identify(path: str | Path) -> ModelFile:
             if all(entry.header_offset != 0 for entry in archive.infolist()):
                 # The end is missing, and this is the end of an archive inside of the archive.
                 return ModelFile(path, Kind.damaged_zip)
+            # PyTorch does not compare checksums when it reads from Python: damaged weights would
+            # go unnoticed.
+            if archive.testzip() is not None:
+                return ModelFile(path, Kind.damaged_zip)
             # TorchScript and torch.save put everything into one folder of any name.
             names = {name.partition("/")[2] for name in archive.namelist()}
             if "constants.pkl" in names:
@@ -107,6 +111,19 @@ def expect_exported_model(path: str | Path) -> None:
         f"'{file.path}' is {file.kind.value}; expected an exported metatomic model (.pt). "
         f"{_advice(file)}"
     )
+
+
+def expect_extensions_directory(directory: str | Path | None) -> None:
+    """
+    Check that a directory of TorchScript extensions is there; None is fine.
+
+    :raises ModelFileError: if it is not
+    """
+    if directory is not None and not Path(directory).is_dir():
+        raise ModelFileError(
+            f"the extensions directory '{directory}' is not a directory; give the one that was "
+            "collected with the model, or none."
+        )
 
 
 def expect_checkpoint_or_exported_model(path: str | Path) -> ModelFile:

@@ -71,6 +71,7 @@ def load(
     path = Path(path)
     check_mode(mode)
     model_files.expect_exported_model(path)
+    model_files.expect_extensions_directory(extensions_directory)
     directory = None if extensions_directory is None else str(extensions_directory)
     load_model_extensions(str(path), directory)
     check_atomistic_model(str(path))

@@ -45,6 +45,9 @@ def main() -> int:
     """
     try:
         from metatomic_tc.cli import main as command
+    except KeyboardInterrupt:
+        print("\nmetatomic-tc: interrupted", file=sys.stderr)
+        return 130
     except ImportError as error:
         if sys.argv[1:2] == ["doctor"]:
             return _doctor()

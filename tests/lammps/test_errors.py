@@ -50,6 +50,8 @@ def test_wrong_mode_names_the_modes(run_lammps):
         ("* * {model} NULL NULL", "all atom types are NULL"),
         ("* * {model} H Xe", "does not know element 54 (Xe) of atom type 2; it knows the atomic "),
         ("* * missing.pt H O", "cannot read the model file missing.pt"),
+        ("* * {directory} H O", "{directory} is a directory, not a model"),
+        ("* * {truncated} H O", "it is a damaged or incomplete archive; copy or download the file"),
         ("* * {checkpoint} H O", 'run "metatomic-tc export {checkpoint}"'),
         ("* * {renamed} H O", 'is a checkpoint, not an exported model: run "metatomic-tc export'),
         ("* * {zip} H O", "{zip} is not a metatomic model"),
@@ -65,7 +67,10 @@ def test_pair_coeff(run_lammps, tiny_pet, tiny_pet_checkpoint, tmp_path, coeffic
         "zip": tmp_path / "archive.pt",
         "text": tmp_path / "text.pt",
         "script": tmp_path / "script.pt",
+        "directory": tmp_path,
+        "truncated": tmp_path / "truncated.pt",
     }
+    files["truncated"].write_bytes(tiny_pet.read_bytes()[:20000])
     files["renamed"].write_bytes(tiny_pet_checkpoint.read_bytes())
     with zipfile.ZipFile(files["zip"], "w") as archive:
         archive.writestr("hello.txt", "hello")

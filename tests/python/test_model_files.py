@@ -26,6 +26,15 @@ def rewritten(source, target, extra: dict[str, bytes], without: str):
     return target
 
 
+def with_damaged_weights(source) -> bytes:
+    """A file with one bit flipped in the middle of its largest record; only its checksum knows."""
+    content = bytearray(source.read_bytes())
+    with zipfile.ZipFile(source) as archive:
+        largest = max(archive.infolist(), key=lambda entry: entry.file_size)
+    content[largest.header_offset + largest.file_size // 2] ^= 0x40
+    return bytes(content)
+
+
 @pytest.fixture
 def wrong_file(request, tmp_path, tiny_pet, tiny_pet_checkpoint):
     """A file of the kind in `request.param`."""
@@ -45,6 +54,8 @@ def wrong_file(request, tmp_path, tiny_pet, tiny_pet_checkpoint):
             archive.writestr("holiday/photo.jpg", b"...")
     elif kind == "truncated":
         path.write_bytes(tiny_pet.read_bytes()[:20000])
+    elif kind == "damaged weights":
+        path.write_bytes(with_damaged_weights(tiny_pet))
     elif kind == "text":
         path.write_text("units metal\n")
     elif kind == "empty":
@@ -63,6 +74,7 @@ WRONG_FILES = [
     ("old torch.save", "not a metatrain checkpoint", "`mtt train`"),
     ("random zip", "zip archive without a model", "unzip -l"),
     ("truncated", "damaged or incomplete", "again"),
+    ("damaged weights", "damaged or incomplete", "again"),
     ("text", "not a model file", "metatomic-tc export MODEL.ckpt"),
     ("empty", "an empty file", "again"),
     ("git lfs", "a Git LFS pointer", "git lfs pull"),
@@ -215,3 +227,25 @@ def test_models_with_a_missing_extension(tiny_pet, tmp_path, capsys):
         assert "needs a TorchScript extension" in capsys.readouterr().err
     with pytest.raises(RuntimeError, match="extension"):
         metatomic_tc.load(path)
+
+
+def test_a_missing_extensions_directory_is_an_error(tiny_pet, tmp_path, capsys):
+    missing = tmp_path / "nowhere"
+    with pytest.raises(ModelFileError, match="is not a directory"):
+        metatomic_tc.load(tiny_pet, extensions_directory=missing)
+    assert main(["info", str(tiny_pet), "--extensions", str(missing)]) == 2
+    assert "is not a directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["-o", "model.xyz"], "does not end in .pt"),
+        (["-o", "model.pt", "--extensions", "model.pt"], "is the output"),
+    ],
+)
+def test_outputs_that_cannot_be(tiny_pet, tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(tiny_pet), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
