@@ -49,7 +49,8 @@ void gemm(
 /// @throws std::runtime_error when the library was built without CUDA or there is no such device.
 Hardware cuda_hardware(int index);
 
-/// Architectures the CUDA kernels were compiled for, e.g. "80 90a-real 100-real", or "" without CUDA.
+/// Architectures the CUDA kernels were compiled for, e.g. "80 90a-real 100-real", or "" without
+/// CUDA.
 const char *cuda_architectures();
 
 /// CUDA version the kernels were compiled with, 1000·major + 10·minor, or 0 without CUDA.
