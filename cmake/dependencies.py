@@ -10,7 +10,7 @@ import sys
 RUNTIME = ["metatensor-torch==0.10.8", "metatomic-torch==0.1.19", "numpy"]
 
 
-def dynamic_metadata(field, settings=None):
+def dynamic_metadata(field: str, settings: dict | None = None) -> list[str]:
     """The value of `dependencies`; torch is pinned to the minor version found."""
     code = "import importlib.metadata as m; print(m.version('torch'))"
     found = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True)
