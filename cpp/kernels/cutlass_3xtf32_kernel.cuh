@@ -3,8 +3,8 @@
 // CUTLASS truncates the high part of an operand. Its low part is then never negative and the
 // dropped product lo·lo has a bias of 4 in units of 2⁻²⁴·|a·b|, which on data of one sign exceeds
 // the error of native FP32. The specialisation below rounds the high part to nearest instead.
-// CUTLASS clears the Tensor Core accumulator after every threadblock step of K (16 here) and adds
-// it in FP32, so the hardware's truncating accumulation stays short.
+// CUTLASS clears the Tensor Core accumulator after every step of K that a warp takes (16 here) and
+// adds it in FP32, so the hardware's truncating accumulation stays short.
 #pragma once
 
 #include <stdexcept>
