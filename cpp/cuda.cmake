@@ -47,6 +47,15 @@ target_sources(metatomic_tc PRIVATE
     kernels/cutlass_3xtf32_64x64_sliced_k_unaligned_transposed.cu
     kernels/gemm_cuda.cpp
     kernels/nonfinite.cu
+    kernels/wgmma.cpp
+    kernels/wgmma_bf16x6_128.cu
+    kernels/wgmma_bf16x6_64.cu
+    kernels/wgmma_bf16x9_128.cu
+    kernels/wgmma_bf16x9_64.cu
+    kernels/wgmma_fp16x3_128.cu
+    kernels/wgmma_fp16x3_64.cu
+    kernels/wgmma_tf32x3_128.cu
+    kernels/wgmma_tf32x3_64.cu
 )
 target_include_directories(metatomic_tc PRIVATE
     ${CUTLASS_INCLUDE_DIR} ${CUBLASLT_INCLUDE_DIR})

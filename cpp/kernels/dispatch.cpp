@@ -42,6 +42,7 @@ const std::vector<DispatchRule> &dispatch_table() {
         {Mode::bf16x9_eager, false, 0, 0, 0, 0, 0, I::cpu_emulated},
         {Mode::fp32, true, 0, any_newer, 0, 0, 0, I::cublas_fp32},
         {Mode::tf32, true, 80, any_newer, 0, 0, 0, I::cublas_tf32},
+        {Mode::tf32x3, true, 90, 90, 0, 0, 0, I::wgmma_tf32x3},
         {Mode::tf32x3, true, 80, any_newer, 0, 264, 1025, I::cutlass_3xtf32_128x64_sliced_k},
         {Mode::tf32x3, true, 80, any_newer, 0, 264, 0, I::cutlass_3xtf32_128x64},
         {Mode::tf32x3, true, 80, any_newer, 0, 0, 0, I::cutlass_3xtf32_64x64_sliced_k},
@@ -73,8 +74,29 @@ std::string to_string(Implementation implementation) {
         return "cutlass-3xtf32-128x64-sliced-k";
     case Implementation::cutlass_3xtf32_64x64_sliced_k:
         return "cutlass-3xtf32-64x64-sliced-k";
+    case Implementation::wgmma_tf32x3:
+        return "wgmma-tf32x3";
+    case Implementation::wgmma_fp16x3:
+        return "wgmma-fp16x3";
+    case Implementation::wgmma_bf16x6:
+        return "wgmma-bf16x6";
+    case Implementation::wgmma_bf16x9:
+        return "wgmma-bf16x9";
     }
     throw std::logic_error("This value of metatomic_tc::Implementation has no name.");
+}
+
+Implementation parse_implementation(const std::string &name) {
+    for (int i = 0; i <= static_cast<int>(Implementation::wgmma_bf16x9); i++) {
+        auto implementation = static_cast<Implementation>(i);
+        if (to_string(implementation) == name) {
+            return implementation;
+        }
+    }
+    throw std::invalid_argument(
+        "Found '" + name +
+        "', but this is no implementation; `metatomic-tc info` prints the table that names them."
+    );
 }
 
 std::string Hardware::description() const {

@@ -7,10 +7,11 @@
 #include "cublas.hpp"
 #include "cutlass_3xtf32.hpp"
 #include "nonfinite.hpp"
+#include "wgmma.hpp"
 
 namespace metatomic_tc {
 
-std::size_t gemm_workspace_size(Implementation implementation, const Gemm &) {
+std::size_t gemm_workspace_size(Implementation implementation, const Gemm &problem) {
     switch (implementation) {
     case Implementation::cublas_fp32:
     case Implementation::cublas_tf32:
@@ -21,6 +22,11 @@ std::size_t gemm_workspace_size(Implementation implementation, const Gemm &) {
     case Implementation::cutlass_3xtf32_128x64_sliced_k:
     case Implementation::cutlass_3xtf32_64x64_sliced_k:
         return cutlass_3xtf32::workspace_size;
+    case Implementation::wgmma_tf32x3:
+    case Implementation::wgmma_fp16x3:
+    case Implementation::wgmma_bf16x6:
+    case Implementation::wgmma_bf16x9:
+        return wgmma::workspace_size(implementation, problem);
     case Implementation::cpu_fp32:
     case Implementation::cpu_emulated:
         break;
@@ -50,6 +56,11 @@ void gemm(
     case Implementation::cublas_bf16x9_eager:
         cublas::gemm(implementation, problem, workspace, stream);
         return nonfinite::repair(problem, nullptr, static_cast<cudaStream_t>(stream));
+    case Implementation::wgmma_tf32x3:
+    case Implementation::wgmma_fp16x3:
+    case Implementation::wgmma_bf16x6:
+    case Implementation::wgmma_bf16x9:
+        return wgmma::gemm(implementation, problem, workspace, stream);
     default:
         return cutlass_3xtf32::gemm(implementation, problem, workspace, stream);
     }

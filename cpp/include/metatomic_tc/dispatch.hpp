@@ -43,9 +43,18 @@ enum class Implementation {
     cutlass_3xtf32_128x64_sliced_k,
     /// CUTLASS OpMultiplyAddFastF32, threadblock tile 64 x 64 x 32, K sliced between warps.
     cutlass_3xtf32_64x64_sliced_k,
+    /// Own kernels for compute capability 9.0a, one for each mode.
+    wgmma_tf32x3,
+    wgmma_fp16x3,
+    wgmma_bf16x6,
+    wgmma_bf16x9,
 };
 
 std::string to_string(Implementation implementation);
+
+/// The implementation called `name`.
+/// @throws std::invalid_argument naming `name`.
+Implementation parse_implementation(const std::string &name);
 
 /// One row of the dispatch table: the first row that fits decides.
 struct DispatchRule {

@@ -7,6 +7,16 @@
 
 namespace metatomic_tc {
 
+/// What follows a product z = A·B + bias.
+enum class Activation {
+    /// C = z
+    none,
+    /// C = z · sigmoid(z)
+    silu,
+    /// z = [value, gate] along N, and C = value · sigmoid(gate)
+    swiglu,
+};
+
 /// C[M,N] = A[M,K]·B + bias on a CUDA device: FP32, row-major, device pointers.
 struct Gemm {
     int64_t M;
@@ -23,9 +33,17 @@ struct Gemm {
     bool transpose_b;
     /// N elements, or nullptr.
     const float *bias;
+    /// [M,N], with Activation::swiglu [M,N/2].
     float *C;
-    /// Elements between rows of C, >= N.
+    /// Elements between rows of C, >= its columns.
     int64_t ldc;
+    Activation activation = Activation::none;
+    /// What the activation is applied to, [M,N] and contiguous, or nullptr when it is not kept.
+    float *pre_activation = nullptr;
+    /// For the kernels that have several: width of their tiles and number of parts of K; 0 for the
+    /// choice that was measured to be best.
+    int tile_n = 0;
+    int splits = 0;
 };
 
 /// Bytes of device memory, aligned to 256, that `gemm` needs as its workspace.

@@ -1,0 +1,125 @@
+#include "wgmma.hpp"
+
+#include <stdexcept>
+#include <string>
+
+#include "wgmma_modes.hpp"
+
+namespace metatomic_tc::wgmma {
+
+namespace {
+
+struct Functions {
+    std::size_t (*workspace_size)(const Gemm &, int);
+    void (*launch)(const Gemm &, int, void *, cudaStream_t);
+};
+
+template <typename Mode> Functions functions(int tile_n) {
+    return tile_n == 64 ? Functions{&workspace_size<Mode, 64>, &launch<Mode, 64>}
+                        : Functions{&workspace_size<Mode, 128>, &launch<Mode, 128>};
+}
+
+Functions functions(Implementation implementation, int tile_n) {
+    switch (implementation) {
+    case Implementation::wgmma_tf32x3:
+        return functions<Tf32x3>(tile_n);
+    case Implementation::wgmma_fp16x3:
+        return functions<Fp16x3>(tile_n);
+    case Implementation::wgmma_bf16x6:
+        return functions<Bf16x6>(tile_n);
+    case Implementation::wgmma_bf16x9:
+        return functions<Bf16x9>(tile_n);
+    default:
+        throw std::logic_error(to_string(implementation) + " does not use wgmma.");
+    }
+}
+
+} // namespace
+
+Tiling tiling(Implementation, const Gemm &problem) {
+    if (problem.tile_n != 0) {
+        return {problem.tile_n, problem.splits};
+    }
+    auto tiles = [&](int tile_n) {
+        return (problem.M + 127) / 128 * ((problem.N + tile_n - 1) / tile_n);
+    };
+    auto steps = (problem.K + 31) / 32;
+    auto blocks = 132;
+    if (tiles(128) >= 2 * blocks) {
+        return {128, 1};
+    }
+    auto splits = 1;
+    while (splits < 8 && tiles(64) * splits * 2 <= blocks && steps / (splits * 2) >= 4) {
+        splits *= 2;
+    }
+    return {64, splits};
+}
+
+std::size_t workspace_size(Implementation implementation, const Gemm &problem) {
+    auto chosen = tiling(implementation, problem);
+    return functions(implementation, chosen.tile_n).workspace_size(problem, chosen.splits);
+}
+
+void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream) {
+    auto chosen = tiling(implementation, problem);
+    functions(implementation, chosen.tile_n)
+        .launch(problem, chosen.splits, workspace, static_cast<cudaStream_t>(stream));
+}
+
+CUtensorMap rows_map(const float *rows, int64_t M, int64_t K, int64_t ld) {
+    // the driver is not linked: the library loads on machines without a GPU too
+    using Encode = decltype(&cuTensorMapEncodeTiled);
+    static const auto encode = [] {
+        void *symbol = nullptr;
+        auto found = cudaDriverEntryPointQueryResult();
+        auto status = cudaGetDriverEntryPointByVersion(
+            "cuTensorMapEncodeTiled", &symbol, 12000, cudaEnableDefault, &found
+        );
+        if (status != cudaSuccess || found != cudaDriverEntryPointSuccess) {
+            throw std::runtime_error(
+                "The CUDA driver here has no cuTensorMapEncodeTiled, which the kernels for compute "
+                "capability 9.0 need; update the driver to one for CUDA 12 or newer."
+            );
+        }
+        return reinterpret_cast<Encode>(symbol);
+    }();
+    auto map = CUtensorMap();
+    cuuint64_t sizes[] = {static_cast<cuuint64_t>(K), static_cast<cuuint64_t>(M)};
+    cuuint64_t strides[] = {static_cast<cuuint64_t>(ld) * sizeof(float)};
+    cuuint32_t box[] = {32, 128};
+    cuuint32_t element_strides[] = {1, 1};
+    // the type with a TF32 in its name would round the elements to TF32
+    auto status = encode(
+        &map,
+        CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+        2,
+        const_cast<float *>(rows),
+        sizes,
+        strides,
+        box,
+        element_strides,
+        CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B,
+        CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE
+    );
+    if (status != CUDA_SUCCESS) {
+        throw std::runtime_error(
+            "CUDA failed with code " + std::to_string(status) +
+            " in describing an input of shape [" + std::to_string(M) + ", " + std::to_string(K) +
+            "] and leading dimension " + std::to_string(ld) + " to the copy engine."
+        );
+    }
+    return map;
+}
+
+int multiprocessors() {
+    auto device = 0, count = 0;
+    if (cudaGetDevice(&device) != cudaSuccess ||
+        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
+        throw std::runtime_error("CUDA does not say how many multiprocessors this GPU has.");
+    }
+    return count;
+}
+
+} // namespace metatomic_tc::wgmma

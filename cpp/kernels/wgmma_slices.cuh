@@ -1,0 +1,277 @@
+#pragma once
+
+// How each mode slices its operands for the Tensor Cores of compute capability 9.0, and which slice
+// products it adds in which order.
+//
+// A step of K is 32 elements. A thread of a quad (threads 4i to 4i + 3 of a warp) loads the elements
+// 8t to 8t + 7 of the step with two 16-byte loads, t its place in the quad; the products take the
+// elements of K in another order, `weight_column`, in which the weight is therefore packed.
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include "wgmma_ptx.cuh"
+
+namespace metatomic_tc::wgmma {
+
+constexpr int step_k = 32;
+
+/// Slices of a product: that of the rows (X, dY) and that of the weight.
+struct SliceProduct {
+    int rows;
+    int weight;
+};
+
+namespace slices {
+
+__device__ inline uint32_t bits(float value) {
+    return __float_as_uint(value);
+}
+
+/// Two numbers in the halves of a register, the first in the low half.
+__device__ inline uint32_t pack(__half2 pair) {
+    return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+__device__ inline uint32_t pack(__nv_bfloat162 pair) {
+    return *reinterpret_cast<uint32_t *>(&pair);
+}
+
+/// TF32 keeps 10 bits of the mantissa; to nearest, ties away from zero. Wrong for the NaN whose
+/// bits are all ones, which becomes a zero: the rest of the split is NaN then.
+__device__ inline float round_to_tf32(float value) {
+    return __uint_as_float((bits(value) + 0x1000u) & 0xffffe000u);
+}
+
+} // namespace slices
+
+/// Two TF32 slices and three products.
+struct Tf32x3 {
+    static constexpr auto element = ptx::Element::tf32;
+    static constexpr int slice_count = 2;
+    /// Elements of K in one product instruction.
+    static constexpr int instruction_k = 8;
+    /// Parts of a step of K after each of which the accumulator is promoted.
+#ifdef PARTS
+    static constexpr int parts = PARTS;
+#else
+    static constexpr int parts = 1;
+#endif
+    static constexpr bool scaled = false;
+    static constexpr int product_count = 3;
+    __device__ static constexpr SliceProduct product(int i) {
+        constexpr SliceProduct products[] = {{1, 0}, {0, 1}, {0, 0}};
+        return products[i];
+    }
+    /// 16-byte pieces that a slice of one row of the packed weight has in a step of K.
+    static constexpr int pieces = 8;
+    static constexpr int weight_row_bytes = 256;
+
+    /// Fragments of two rows of a thread.
+    __device__ static void
+    split(const float (&x)[2][8], uint32_t (&fragments)[slice_count][16], float (&)[2]) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                auto value = x[j % 2][2 * i + j / 2];
+                auto hi = slices::round_to_tf32(value);
+                // The hardware cuts the low slice off after 10 bits. Half a unit of the last one is
+                // between 0.5 and 1 times 2⁻¹¹ of the value: with 0.71, cutting off is all but
+                // rounding to nearest. Unlike an integer addition it leaves NaN alone.
+                auto lo = (value - hi) * 1.000345267f;
+                fragments[0][4 * i + j] = slices::bits(hi);
+                fragments[1][4 * i + j] = slices::bits(lo);
+            }
+        }
+    }
+
+    /// Offset in a step of K of the element `i` of a 16-byte piece of the packed weight.
+    __host__ __device__ static constexpr int weight_column(int piece, int i) {
+        return 8 * i + piece;
+    }
+
+    /// Slices of the elements of a piece, as 16 bytes each.
+    __device__ static void pack(const float (&w)[4], uint4 (&packed)[slice_count]) {
+        float hi[4], lo[4];
+        for (int i = 0; i < 4; i++) {
+            hi[i] = slices::round_to_tf32(w[i]);
+            lo[i] = w[i] - hi[i];
+            lo[i] = isfinite(lo[i]) ? slices::round_to_tf32(lo[i]) : lo[i];
+        }
+        packed[0] = *reinterpret_cast<uint4 *>(hi);
+        packed[1] = *reinterpret_cast<uint4 *>(lo);
+    }
+
+    /// Where a piece of a slice of a row is in the packed tile of `tile_n` rows: with the 128-byte
+    /// swizzle of the hardware.
+    template <int TileN> __host__ __device__ static constexpr int offset(int slice, int row, int piece) {
+        return slice * TileN * 128 + row * 128 + ((piece ^ (row & 7)) * 16);
+    }
+
+    /// Descriptor of a slice for the instruction `step` of a step of K, without the address of the
+    /// tile.
+    template <int TileN> __device__ static constexpr uint64_t descriptor(int slice, int step) {
+        return (uint64_t(1) << 62) | (uint64_t(64) << 32) | (uint64_t(1) << 16) |
+               uint64_t((slice * TileN * 128 + step * 32) >> 4);
+    }
+};
+
+/// What the modes of 16-bit slices have in common: the order of K, and where slices are packed. The
+/// first two share rows of 128 bytes, a third one has rows of 64 bytes behind them.
+struct SixteenBit {
+    static constexpr int instruction_k = 16;
+    static constexpr int parts = 1;
+    static constexpr int pieces = 4;
+
+    __host__ __device__ static constexpr int weight_column(int piece, int i) {
+        return 8 * (i / 2) + 2 * piece + i % 2;
+    }
+
+    template <int TileN> __host__ __device__ static constexpr int offset(int slice, int row, int piece) {
+        return slice < 2 ? row * 128 + (((4 * slice + piece) ^ (row & 7)) * 16)
+                         : TileN * 128 + row * 64 + ((piece ^ ((row >> 1) & 3)) * 16);
+    }
+
+    template <int TileN> __device__ static constexpr uint64_t descriptor(int slice, int step) {
+        return slice < 2 ? (uint64_t(1) << 62) | (uint64_t(64) << 32) | (uint64_t(1) << 16) |
+                               uint64_t((slice * 64 + step * 32) >> 4)
+                         : (uint64_t(2) << 62) | (uint64_t(32) << 32) | (uint64_t(1) << 16) |
+                               uint64_t((TileN * 128 + step * 32) >> 4);
+    }
+};
+
+/// Two FP16 slices and three products. FP16 has too few exponents: each row and step of K is
+/// scaled by the power of two that brings its largest element to [2¹⁴, 2¹⁵), and each row of the
+/// weight likewise over the whole of K.
+struct Fp16x3 : SixteenBit {
+    static constexpr auto element = ptx::Element::f16;
+    static constexpr int slice_count = 2;
+    static constexpr bool scaled = true;
+    static constexpr int product_count = 3;
+    __device__ static constexpr SliceProduct product(int i) {
+        constexpr SliceProduct products[] = {{1, 0}, {0, 1}, {0, 0}};
+        return products[i];
+    }
+    static constexpr int weight_row_bytes = 128;
+
+    /// 2ˢ for numbers whose largest magnitude is `largest`, such that it and its inverse are
+    /// normal.
+    __device__ static float scale(float largest) {
+        auto exponent = slices::bits(largest) & 0x7f800000u;
+        return __uint_as_float(min(0x86000000u - exponent, 0x7e800000u));
+    }
+
+    __device__ static float inverse(float scale) {
+        return __uint_as_float(0x7f000000u - slices::bits(scale));
+    }
+
+    __device__ static void
+    split(const float (&x)[2][8], uint32_t (&fragments)[slice_count][8], float (&inverses)[2]) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+            auto largest = fabsf(x[row][0]);
+#pragma unroll
+            for (int i = 1; i < 8; i++) {
+                largest = fmaxf(largest, fabsf(x[row][i]));
+            }
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+            auto factor = scale(largest);
+            inverses[row] = inverse(factor);
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                auto first = x[row][2 * i] * factor, second = x[row][2 * i + 1] * factor;
+                auto hi = __floats2half2_rn(first, second);
+                auto lo =
+                    __floats2half2_rn(first - __low2float(hi), second - __high2float(hi));
+                auto place = 4 * (i / 2) + 2 * (i % 2) + row;
+                fragments[0][place] = slices::pack(hi);
+                fragments[1][place] = slices::pack(lo);
+            }
+        }
+    }
+
+    __device__ static void pack(const float (&w)[8], uint4 (&packed)[slice_count]) {
+        uint32_t halves[slice_count][4];
+        for (int i = 0; i < 4; i++) {
+            auto hi = __floats2half2_rn(w[2 * i], w[2 * i + 1]);
+            auto lo = __floats2half2_rn(
+                w[2 * i] - __low2float(hi), w[2 * i + 1] - __high2float(hi)
+            );
+            halves[0][i] = slices::pack(hi);
+            halves[1][i] = slices::pack(lo);
+        }
+        for (int slice = 0; slice < slice_count; slice++) {
+            packed[slice] = *reinterpret_cast<uint4 *>(halves[slice]);
+        }
+    }
+};
+
+/// Three BF16 slices; the modes differ in their products.
+struct Bf16 : SixteenBit {
+    static constexpr auto element = ptx::Element::bf16;
+    static constexpr int slice_count = 3;
+    static constexpr bool scaled = false;
+    static constexpr int weight_row_bytes = 192;
+
+    /// Slices of two numbers.
+    __device__ static void slice(float first, float second, uint32_t (&pairs)[slice_count]) {
+#pragma unroll
+        for (int i = 0; i < slice_count; i++) {
+            auto pair = slices::pack(__floats2bfloat162_rn(first, second));
+            pairs[i] = pair;
+            first -= __uint_as_float(pair << 16);
+            second -= __uint_as_float(pair & 0xffff0000u);
+        }
+    }
+
+    __device__ static void
+    split(const float (&x)[2][8], uint32_t (&fragments)[slice_count][8], float (&)[2]) {
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                uint32_t pairs[slice_count];
+                slice(x[row][2 * i], x[row][2 * i + 1], pairs);
+#pragma unroll
+                for (int s = 0; s < slice_count; s++) {
+                    fragments[s][4 * (i / 2) + 2 * (i % 2) + row] = pairs[s];
+                }
+            }
+        }
+    }
+
+    __device__ static void pack(const float (&w)[8], uint4 (&packed)[slice_count]) {
+        uint32_t words[slice_count][4];
+        for (int i = 0; i < 4; i++) {
+            uint32_t pairs[slice_count];
+            slice(w[2 * i], w[2 * i + 1], pairs);
+            for (int s = 0; s < slice_count; s++) {
+                words[s][i] = pairs[s];
+            }
+        }
+        for (int s = 0; s < slice_count; s++) {
+            packed[s] = *reinterpret_cast<uint4 *>(words[s]);
+        }
+    }
+};
+
+struct Bf16x9 : Bf16 {
+    static constexpr int product_count = 9;
+    __device__ static constexpr SliceProduct product(int i) {
+        constexpr SliceProduct products[] = {
+            {2, 2}, {2, 1}, {1, 2}, {2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}, {0, 0}
+        };
+        return products[i];
+    }
+};
+
+struct Bf16x6 : Bf16 {
+    static constexpr int product_count = 6;
+    __device__ static constexpr SliceProduct product(int i) {
+        constexpr SliceProduct products[] = {{2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}, {0, 0}};
+        return products[i];
+    }
+};
+
+} // namespace metatomic_tc::wgmma
