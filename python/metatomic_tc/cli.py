@@ -1,10 +1,16 @@
 """The ``metatomic-tc`` command."""
 
 import argparse
+import re
 import sys
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 from . import __version__, doctor, export, info
+from .bench import gemm
+from .bench.cases import DIRECTIONS
+from .bench.pet_layers import LINEAR_LAYERS
 from .model_files import ModelFileError
 from .modes import DEFAULT_MODE, check_mode
 
@@ -111,7 +117,104 @@ def _parser() -> argparse.ArgumentParser:
         "Exit code 1 if there is a problem.",
     )
     command.set_defaults(run=lambda arguments: doctor.doctor())
+
+    command = commands.add_parser(
+        "bench",
+        help="measure the speed and accuracy of this installation on its hardware",
+        description="Measure the speed and accuracy of this installation on its hardware.",
+    )
+    benchmarks = command.add_subparsers(title="benchmarks", required=True, metavar="BENCHMARK")
+    command = benchmarks.add_parser(
+        "gemm",
+        help="the matrix products of PET's linear layers",
+        description="Time every matrix product of PET's linear layers in every mode, beside "
+        "cuBLAS in FP32 and TF32, CUTLASS's 3xTF32 and Triton's tf32x3, and compare the results "
+        "with FP64. Prints tables and writes the records to gemm-<gpu>-<date>.json, with a "
+        "roofline plot beside it. Ctrl-C keeps what is done.",
+        epilog="example: metatomic-tc bench gemm --sizes s --atoms 17280 --modes tf32x3",
+    )
+    command.set_defaults(run=gemm.run)
+    command.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu (default: cuda)")
+    command.add_argument(
+        "--sizes",
+        type=_list_of(_choice(list(LINEAR_LAYERS))),
+        default=list(LINEAR_LAYERS),
+        metavar="SIZE[,SIZE...]",
+        help="sizes of PET (default: xs,s,m,l)",
+    )
+    command.add_argument(
+        "--atoms",
+        type=_list_of(_positive),
+        default=[192, 5184, 17280],
+        metavar="N[,N...]",
+        help="numbers of atoms of water (default: 192,5184,17280)",
+    )
+    command.add_argument(
+        "--modes",
+        type=_list_of(_mode),
+        metavar="MODE[,MODE...]",
+        help="modes of metatomic-tc (default: all that the device supports); fp32 and tf32 are "
+        "always measured",
+    )
+    command.add_argument(
+        "--directions",
+        type=_list_of(_choice(DIRECTIONS)),
+        default=DIRECTIONS,
+        metavar="DIRECTION[,DIRECTION]",
+        help="forward, input_gradient (default: both)",
+    )
+    command.add_argument(
+        "--shapes",
+        type=_list_of(_shape),
+        metavar="MxNxK[,MxNxK...]",
+        help="products to measure instead of PET's, e.g. 17280x1024x4096",
+    )
+    command.add_argument(
+        "--rounds",
+        type=_positive,
+        default=7,
+        metavar="N",
+        help="turns of every implementation, whose median counts (default: %(default)s)",
+    )
+    command.add_argument(
+        "--output",
+        metavar="DIR_OR_FILE",
+        help="directory, or file named .json (default: the current directory)",
+    )
+    command.add_argument("--no-plot", action="store_true", help="write no roofline plot")
     return parser
+
+
+def _list_of(parse: Callable[[str], Any]) -> Callable[[str], list]:
+    def parse_list(text: str) -> list:
+        return [parse(part.strip()) for part in text.split(",")]
+
+    return parse_list
+
+
+def _choice(choices: list[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in choices:
+            raise argparse.ArgumentTypeError(
+                f"found '{text}', but the choices are: {', '.join(choices)}"
+            )
+        return text
+
+    return parse
+
+
+def _positive(text: str) -> int:
+    if not re.fullmatch("[0-9]+", text) or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"found '{text}', but expected a positive number")
+    return int(text)
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch("[0-9]+x[0-9]+x[0-9]+", text) or 0 in map(int, text.split("x")):
+        raise argparse.ArgumentTypeError(
+            f"found '{text}', but expected three positive numbers as in 17280x1024x4096"
+        )
+    return tuple(map(int, text.split("x")))
 
 
 def _mode(name: str) -> str:
