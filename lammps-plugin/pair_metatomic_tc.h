@@ -18,7 +18,8 @@ namespace LAMMPS_NS {
 ///     pair_style metatomic-tc MODE [keyword value ...]
 ///     pair_coeff * * MODEL.pt ELEMENT [ELEMENT ...]
 ///
-/// MODE               how linear layers are computed: fp32, tf32, tf32x3, bf16x9 or bf16x9-eager
+/// MODE               how linear layers are computed: fp32, tf32, tf32x3, fp16x3, bf16x6, bf16x9
+///                    or bf16x9-eager
 /// device             cpu, cuda (one GPU per rank of a node, in turn) or cuda:N (GPU N on all
 ///                    ranks); default: cuda where there is a GPU and the model supports it, else
 ///                    cpu

@@ -38,6 +38,8 @@ const std::vector<DispatchRule> &dispatch_table() {
         {Mode::fp32, false, 0, 0, 0, 0, 0, I::cpu_fp32},
         {Mode::tf32, false, 0, 0, 0, 0, 0, I::cpu_emulated},
         {Mode::tf32x3, false, 0, 0, 0, 0, 0, I::cpu_emulated},
+        {Mode::fp16x3, false, 0, 0, 0, 0, 0, I::cpu_emulated},
+        {Mode::bf16x6, false, 0, 0, 0, 0, 0, I::cpu_emulated},
         {Mode::bf16x9, false, 0, 0, 0, 0, 0, I::cpu_emulated},
         {Mode::bf16x9_eager, false, 0, 0, 0, 0, 0, I::cpu_emulated},
         {Mode::fp32, true, 0, any_newer, 0, 0, 0, I::cublas_fp32},

@@ -6,7 +6,13 @@ namespace metatomic_tc {
 
 const std::vector<Mode> &all_modes() {
     static const std::vector<Mode> modes = {
-        Mode::fp32, Mode::tf32, Mode::tf32x3, Mode::bf16x9, Mode::bf16x9_eager
+        Mode::fp32,
+        Mode::tf32,
+        Mode::tf32x3,
+        Mode::fp16x3,
+        Mode::bf16x6,
+        Mode::bf16x9,
+        Mode::bf16x9_eager,
     };
     return modes;
 }
@@ -19,6 +25,10 @@ std::string to_string(Mode mode) {
         return "tf32";
     case Mode::tf32x3:
         return "tf32x3";
+    case Mode::fp16x3:
+        return "fp16x3";
+    case Mode::bf16x6:
+        return "bf16x6";
     case Mode::bf16x9:
         return "bf16x9";
     case Mode::bf16x9_eager:

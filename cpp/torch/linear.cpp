@@ -111,38 +111,60 @@ Tensor operand(const Tensor &weight, Direction direction) {
     return direction == Direction::forward ? weight.t() : weight;
 }
 
-std::vector<Tensor> slices_of(const Tensor &values, Mode mode) {
-    auto contiguous = values.contiguous();
-    auto slices = std::vector<Tensor>();
+/// The slices of a matrix, and for each of its rows the power of two that undoes their scaling.
+struct SlicedMatrix {
+    std::vector<Tensor> slices;
+    Tensor powers;
+};
+
+SlicedMatrix sliced(const Tensor &matrix, Mode mode) {
+    auto contiguous = matrix.contiguous();
+    auto rows = contiguous.size(0), columns = contiguous.size(1);
+    auto result = SlicedMatrix{{}, at::empty({rows}, contiguous.options())};
     for (int i = 0; i < slice_products(mode).slices; i++) {
-        slices.push_back(at::empty_like(contiguous));
+        result.slices.push_back(at::empty_like(contiguous));
     }
-    constexpr int64_t grain_size = 1 << 16;
-    at::parallel_for(0, contiguous.numel(), grain_size, [&](int64_t begin, int64_t end) {
-        auto pointers = std::array<float *, 3>{};
-        for (std::size_t i = 0; i < slices.size(); i++) {
-            pointers[i] = slices[i].data_ptr<float>() + begin;
+    const auto *values = contiguous.const_data_ptr<float>();
+    auto *powers = result.powers.data_ptr<float>();
+    auto grain_size = std::max<int64_t>(1, (1 << 16) / columns);
+    at::parallel_for(0, rows, grain_size, [&](int64_t begin, int64_t end) {
+        for (auto row = begin; row < end; row++) {
+            auto pointers = std::array<float *, 3>{};
+            for (std::size_t i = 0; i < result.slices.size(); i++) {
+                pointers[i] = result.slices[i].data_ptr<float>() + row * columns;
+            }
+            powers[row] = split(mode, values + row * columns, columns, pointers.data());
         }
-        split(mode, contiguous.data_ptr<float>() + begin, end - begin, pointers.data());
     });
-    return slices;
+    return result;
 }
 
-/// The products of a mode on the CPU: each by FP32 BLAS, added from the smallest band up.
+/// The products of a mode on the CPU: each by FP32 BLAS, added from the smallest band up, chunk by
+/// chunk of K where the mode has chunks.
 Tensor emulated_product(const Tensor &rows, const Tensor &weight, Direction direction, Mode mode) {
-    auto row_slices = slices_of(rows, mode);
-    auto weight_slices = slices_of(weight, mode);
     const auto &products = slice_products(mode);
-    auto result = at::empty({rows.size(0), operand(weight, direction).size(1)}, rows.options());
-    auto beta = 0; // the first product overwrites
-    for (const auto &band : products.bands) {
-        for (auto [i, j] : band) {
-            auto alpha = std::pow(products.scale, -(i + j));
-            result.addmm_(row_slices[i], operand(weight_slices[j], direction), beta, alpha);
-            beta = 1;
+    auto K = rows.size(1);
+    auto chunk = products.chunk == 0 ? K : products.chunk;
+    auto right = sliced(operand(weight, direction).t(), mode);
+    auto result = at::zeros({rows.size(0), right.powers.size(0)}, rows.options());
+    auto part = at::empty_like(result);
+    for (int64_t k = 0; k < K; k += chunk) {
+        auto size = std::min(chunk, K - k);
+        auto left = sliced(rows.narrow(1, k, size), mode);
+        auto beta = 0; // the first product overwrites
+        for (const auto &band : products.bands) {
+            for (auto [i, j] : band) {
+                auto alpha = std::pow(products.scale, -(i + j));
+                auto columns = right.slices[j].narrow(1, k, size).t();
+                part.addmm_(left.slices[i], columns, beta, alpha);
+                beta = 1;
+            }
         }
+        result.addcmul_(part, left.powers.unsqueeze(1));
     }
-    // Inf and NaN in, or an overflow of the largest slice: FP32 decides what comes out
+    result.mul_(right.powers);
+    // Inf and NaN in, or an overflow of a slice or of what is still to be scaled back: FP32 decides
+    // what comes out
     auto finite = result.isfinite();
     if (!finite.all().item<bool>()) {
         result = at::where(finite, result, at::mm(rows, operand(weight, direction)));

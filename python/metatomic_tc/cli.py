@@ -75,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
         "--mode",
         type=_mode,
         default=DEFAULT_MODE,
-        help="fp32, tf32, tf32x3, bf16x9 or bf16x9-eager (default: %(default)s); see "
-        "`metatomic-tc info` for the modes of your GPU",
+        help="fp32, tf32, tf32x3, fp16x3, bf16x6, bf16x9 or bf16x9-eager (default: %(default)s); "
+        "see `metatomic-tc info` for the modes of your GPU",
     )
     command.add_argument(
         "--extensions",

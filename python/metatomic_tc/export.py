@@ -49,7 +49,8 @@ def export(
     :param source: a metatrain checkpoint, an exported metatomic model, or the name of a upet model
         such as ``pet-mad-s`` or ``pet-mad-s@1.6.0``
     :param output: file to write, by default named after ``source``, in the current directory
-    :param mode: ``fp32``, ``tf32``, ``tf32x3``, ``bf16x9`` or ``bf16x9-eager``
+    :param mode: ``fp32``, ``tf32``, ``tf32x3``, ``fp16x3``, ``bf16x6``, ``bf16x9`` or
+        ``bf16x9-eager``
     :param extensions: directory to collect the operator library in, for engines in whose
         environment metatomic-tc is not installed
     :param outputs: the outputs to keep, None for all; see :func:`checkpoints.read_checkpoint`

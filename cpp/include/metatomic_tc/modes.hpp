@@ -14,7 +14,16 @@ enum class Mode {
     tf32,
     /// Two TF32 slices per operand and the products hi·hi + hi·lo + lo·hi.
     tf32x3,
-    /// Three BF16 slices per operand and all nine products. On the GPU cuBLAS uses it where it
+    /// Two FP16 slices per operand and the same three products (Ootomo and Yokota,
+    /// arXiv:2203.03341), of operands scaled by powers of two: each row of the input (or of the
+    /// output's gradient) by one for every 32 columns, the weight by one for each output. A number
+    /// more than 2¹⁵ times smaller than the largest that shares its power has fewer bits than in
+    /// FP32: its error may be 2⁻³⁹ of that largest number.
+    fp16x3,
+    /// The three BF16 slices of bf16x9 and the six largest of its products (Henry, Tang and
+    /// Heinecke, arXiv:1904.06376).
+    bf16x6,
+    /// Three BF16 slices per operand and all nine products (same source). cuBLAS uses it where it
     /// expects a gain and native FP32 elsewhere (its strategy "performant").
     bf16x9,
     /// bf16x9 wherever cuBLAS supports it (its strategy "eager").
@@ -24,7 +33,8 @@ enum class Mode {
 /// All modes, in the order of the documentation.
 const std::vector<Mode> &all_modes();
 
-/// The name users write: `fp32`, `tf32`, `tf32x3`, `bf16x9` or `bf16x9-eager`.
+/// The name users write: `fp32`, `tf32`, `tf32x3`, `fp16x3`, `bf16x6`, `bf16x9` or
+/// `bf16x9-eager`.
 std::string to_string(Mode mode);
 
 /// The mode called `name`.
