@@ -1,5 +1,6 @@
 #include "wgmma.hpp"
 
+#include <limits>
 #include <stdexcept>
 #include <string>
 
@@ -34,25 +35,37 @@ Functions functions(Implementation implementation, int tile_n) {
     }
 }
 
+/// For products of up to `max_tiles` tiles of 128 x 128 and `max_steps` steps of K; the first row
+/// that fits counts.
+struct TilingRule {
+    Implementation implementation;
+    int64_t max_tiles;
+    int64_t max_steps;
+    int tile_n;
+    int splits;
+};
+
+constexpr auto no_limit = std::numeric_limits<int64_t>::max();
+
+constexpr TilingRule tiling_rules[] = {
+#include "wgmma_tilings.inc"
+};
+
 } // namespace
 
-Tiling tiling(Implementation, const Gemm &problem) {
+Tiling tiling(Implementation implementation, const Gemm &problem) {
     if (problem.tile_n != 0) {
         return {problem.tile_n, problem.splits};
     }
-    auto tiles = [&](int tile_n) {
-        return (problem.M + 127) / 128 * ((problem.N + tile_n - 1) / tile_n);
-    };
+    auto tiles = (problem.M + 127) / 128 * ((problem.N + 127) / 128);
     auto steps = (problem.K + 31) / 32;
-    auto blocks = 132;
-    if (tiles(128) >= 2 * blocks) {
-        return {128, 1};
+    for (const auto &rule : tiling_rules) {
+        if (rule.implementation == implementation && tiles <= rule.max_tiles &&
+            steps <= rule.max_steps) {
+            return {rule.tile_n, rule.splits};
+        }
     }
-    auto splits = 1;
-    while (splits < 8 && tiles(64) * splits * 2 <= blocks && steps / (splits * 2) >= 4) {
-        splits *= 2;
-    }
-    return {64, splits};
+    throw std::logic_error("wgmma_tilings.inc has no row for " + to_string(implementation) + ".");
 }
 
 std::size_t workspace_size(Implementation implementation, const Gemm &problem) {

@@ -15,10 +15,14 @@
 namespace metatomic_tc::wgmma {
 
 constexpr int tile_m = 128;
-constexpr int stages = 4;
 constexpr int threads = 384;
 constexpr int consumer_warps = 8;
 constexpr int rows_bytes = tile_m * step_k * 4;
+/// Steps by which one warpgroup is behind the other one, so that they are not both at the end of a
+/// tile, where they have nothing to multiply.
+constexpr int skew = 2;
+/// Steps of K, 512 elements, whose sum is kept apart: a sum of many steps loses accuracy.
+constexpr int long_steps = 16;
 /// Tiles of rows that run at about the same time, to share what they read of the weight.
 constexpr int raster_rows = 8;
 
@@ -35,10 +39,13 @@ struct Parameters {
     int steps;
     /// Parts that K is cut into, each the work of one block.
     int splits;
-    /// Sums of the parts, [tiles, splits, threads of a tile, values of a thread], and for each half
-    /// of a tile the number of parts that are there; unused with one part.
+    /// Sums of the parts, [tiles, splits, values of a tile], and for each half of a tile the number
+    /// of parts that are there; unused with one part.
     float *partial_sums;
     int *finished_parts;
+    /// [blocks, values of a tile]: sums of the steps before the last `long_steps`; unused where
+    /// there are no more steps.
+    float *long_sums;
     /// All rows of C, bias and pre-activation are aligned to 16 bytes, and N to 4.
     bool aligned;
 };
@@ -49,7 +56,7 @@ template <typename Mode, int TileN> constexpr int stage_bytes() {
 
 /// Shared memory of a block; its alignment to 1024 bytes is part of it.
 template <typename Mode, int TileN> constexpr int shared_bytes() {
-    return stages * stage_bytes<Mode, TileN>() + 2 * stages * 8 + 1024;
+    return Mode::stages * stage_bytes<Mode, TileN>() + 2 * Mode::stages * 8 + 1024;
 }
 
 /// The work of a block, one item after another: a part of K of a tile.
@@ -71,35 +78,35 @@ struct Work {
         locate(parameters);
     }
 
-    /// Number of the tile.
-    __device__ int tile(const Parameters &parameters) const {
-        return item / parameters.splits;
-    }
-
 private:
     __device__ void locate(const Parameters &parameters) {
-        auto index = tile(parameters);
-        split = item % parameters.splits;
+        auto index = item;
+        split = 0;
+        first_step = 0;
+        steps = parameters.steps;
+        if (parameters.splits > 1) {
+            index = item / parameters.splits;
+            split = item % parameters.splits;
+            first_step = split * parameters.steps / parameters.splits;
+            steps = (split + 1) * parameters.steps / parameters.splits - first_step;
+        }
         auto group_size = raster_rows * parameters.tiles_n;
         auto group = index / group_size;
-        auto rows = min(parameters.tiles_m - group * raster_rows, raster_rows);
         // past the end, the numbers do not matter
-        rows = max(rows, 1);
-        tile_row = group * raster_rows + index % group_size % rows;
+        auto rows = max(min(parameters.tiles_m - group * raster_rows, raster_rows), 1);
         tile_column = index % group_size / rows;
-        first_step = split * parameters.steps / parameters.splits;
-        steps = (split + 1) * parameters.steps / parameters.splits - first_step;
+        tile_row = group * raster_rows + index % group_size - tile_column * rows;
     }
 };
 
 /// Position in the ring of stages.
-struct Stage {
+template <int Stages> struct Ring {
     int index = 0;
     uint32_t parity = 0;
 
     __device__ void advance() {
         index++;
-        if (index == stages) {
+        if (index == Stages) {
             index = 0;
             parity ^= 1;
         }
@@ -108,6 +115,8 @@ struct Stage {
 
 /// Addresses of a block's shared memory.
 template <typename Mode, int TileN> struct Shared {
+    using Stage = Ring<Mode::stages>;
+
     uint32_t base;
 
     __device__ explicit Shared(const unsigned char *memory)
@@ -123,12 +132,12 @@ template <typename Mode, int TileN> struct Shared {
 
     /// Completes when a stage has been filled.
     __device__ uint32_t full(const Stage &stage) const {
-        return base + stages * stage_bytes<Mode, TileN>() + stage.index * 8;
+        return base + Mode::stages * stage_bytes<Mode, TileN>() + stage.index * 8;
     }
 
     /// Completes when all warps have done with a stage.
     __device__ uint32_t empty(const Stage &stage) const {
-        return full(stage) + stages * 8;
+        return full(stage) + Mode::stages * 8;
     }
 };
 
@@ -137,7 +146,7 @@ template <typename Mode, int TileN> struct Shared {
 template <typename Mode, int TileN>
 __device__ void
 produce(const Shared<Mode, TileN> &shared, const CUtensorMap *rows_map, const Parameters &parameters) {
-    auto stage = Stage();
+    auto stage = Ring<Mode::stages>();
     auto fill = [&](const Work &work, int step) {
         ptx::barrier_wait(shared.empty(stage), stage.parity ^ 1);
         auto full = shared.full(stage);
@@ -165,7 +174,7 @@ produce(const Shared<Mode, TileN> &shared, const CUtensorMap *rows_map, const Pa
 template <typename Mode, int TileN, int Registers>
 __device__ inline void load_rows(
     const Shared<Mode, TileN> &shared,
-    const Stage &stage,
+    const Ring<Mode::stages> &stage,
     int row,
     int lane,
     uint32_t (&fragments)[Mode::slice_count][Registers],
@@ -193,25 +202,21 @@ __device__ inline void load_rows(
 template <typename Mode, int TileN, int Part, int Registers>
 __device__ inline void start_products(
     const Shared<Mode, TileN> &shared,
-    const Stage &stage,
+    const Ring<Mode::stages> &stage,
     const uint32_t (&fragments)[Mode::slice_count][Registers],
     float (&sums)[TileN / 2]
 ) {
-    constexpr int instructions = step_k / Mode::instruction_k / Mode::parts;
     auto tile = static_cast<uint64_t>((shared.weight(stage) & 0x3ffff) >> 4);
     ptx::products_begin();
 #pragma unroll
-    for (int p = 0; p < Mode::product_count; p++) {
-#pragma unroll
-        for (int j = 0; j < instructions; j++) {
-            auto i = Part * instructions + j;
-            const auto *a = fragments[Mode::product(p).rows] + 4 * i;
-            auto b = tile + Mode::template descriptor<TileN>(Mode::product(p).weight, i);
-            if (p == 0 && j == 0) {
-                ptx::multiply<Mode::element, TileN, false>(sums, a, b);
-            } else {
-                ptx::multiply<Mode::element, TileN, true>(sums, a, b);
-            }
+    for (int i = 0; i < Mode::products_in(Part); i++) {
+        auto product = Mode::product(Part, i);
+        const auto *a = fragments[product.rows] + 4 * product.instruction;
+        auto b = tile + Mode::template descriptor<TileN>(product.weight, product.instruction);
+        if (i == 0) {
+            ptx::multiply<Mode::element, TileN, false>(sums, a, b);
+        } else {
+            ptx::multiply<Mode::element, TileN, true>(sums, a, b);
         }
     }
     ptx::products_commit();
@@ -433,25 +438,44 @@ __device__ void store(
     }
 }
 
+/// Writes a thread's sums, neighbouring threads next to each other. `memory` is that of a tile.
+template <int TileN> __device__ void put_sums(float *memory, int thread, const float (&sums)[TileN / 2]) {
+    auto *values = reinterpret_cast<float4 *>(memory) + thread;
+#pragma unroll
+    for (int i = 0; i < TileN / 8; i++) {
+        __stcg(
+            values + i * 256, {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]}
+        );
+    }
+}
+
+/// Adds what `put_sums` has written.
+template <int TileN> __device__ void add_sums(const float *memory, int thread, float (&sums)[TileN / 2]) {
+    const auto *values = reinterpret_cast<const float4 *>(memory) + thread;
+#pragma unroll
+    for (int i = 0; i < TileN / 8; i++) {
+        auto value = __ldcg(values + i * 256);
+        sums[4 * i] += value.x;
+        sums[4 * i + 1] += value.y;
+        sums[4 * i + 2] += value.z;
+        sums[4 * i + 3] += value.w;
+    }
+}
+
 /// Adds up the parts of K in their order, so that the result does not depend on which block is
 /// last. Returns false in all warpgroups but the last one of a tile, which goes on with the sums.
 template <int TileN>
 __device__ bool
-join_parts(const Parameters &parameters, const Work &work, int warpgroup, float (&sums)[TileN / 2]) {
+join_parts(const Parameters &parameters, const Work &work, int warpgroup, int thread, float (&sums)[TileN / 2]) {
     __shared__ int arrivals[2];
-    auto thread = static_cast<int>(threadIdx.x) % 128;
-    constexpr int64_t values = TileN / 2;
-    auto tile = work.tile(parameters) * 2 + warpgroup;
-    auto *parts = parameters.partial_sums + tile * parameters.splits * 128 * values;
-    auto *mine = reinterpret_cast<float4 *>(parts + work.split * 128 * values);
-#pragma unroll
-    for (int i = 0; i < values / 4; i++) {
-        __stcg(mine + i * 128 + thread, {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]});
-    }
+    constexpr int64_t values = tile_m * TileN;
+    auto tile = static_cast<int64_t>(work.item / parameters.splits);
+    auto *parts = parameters.partial_sums + tile * parameters.splits * values;
+    put_sums<TileN>(parts + work.split * values, thread, sums);
     __threadfence();
     ptx::warpgroup_barrier(1 + warpgroup);
-    if (thread == 0) {
-        arrivals[warpgroup] = atomicAdd(parameters.finished_parts + tile, 1);
+    if (thread % 128 == 0) {
+        arrivals[warpgroup] = atomicAdd(parameters.finished_parts + 2 * tile + warpgroup, 1);
         __threadfence();
     }
     ptx::warpgroup_barrier(1 + warpgroup);
@@ -459,20 +483,12 @@ join_parts(const Parameters &parameters, const Work &work, int warpgroup, float 
         return false;
     }
 #pragma unroll
-    for (int i = 0; i < values; i++) {
+    for (int i = 0; i < TileN / 2; i++) {
         sums[i] = 0;
     }
 #pragma unroll 1
     for (int split = 0; split < parameters.splits; split++) {
-        const auto *part = reinterpret_cast<const float4 *>(parts + split * 128 * values);
-#pragma unroll
-        for (int i = 0; i < values / 4; i++) {
-            auto value = __ldcg(part + i * 128 + thread);
-            sums[4 * i] += value.x;
-            sums[4 * i + 1] += value.y;
-            sums[4 * i + 2] += value.z;
-            sums[4 * i + 3] += value.w;
-        }
+        add_sums<TileN>(parts + split * values, thread, sums);
     }
     return true;
 }
@@ -495,16 +511,23 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
         sums[i] = 0;
     }
 
-    auto work = Work(parameters);
+    auto thread = static_cast<int>(threadIdx.x) - 128;
+    auto *long_sums = parameters.long_sums + static_cast<int64_t>(blockIdx.x) * tile_m * TileN;
+
+    auto work = Work(parameters), upcoming = work;
     auto remaining = work.steps;
-    auto stage = Stage(), next = Stage();
+    auto stage = Ring<Mode::stages>(), next = stage;
+    if (warp >= consumer_warps / 2) {
+        ptx::skew_wait();
+    }
     ptx::barrier_wait(shared.full(stage), stage.parity);
     load_rows<Mode, TileN>(shared, stage, row, lane, fragments[0], inverses[0]);
     start_products<Mode, TileN, 0>(shared, stage, fragments[0], step_sums);
 
     // adds the sums of the products that are under way with the fragments `Set`
-    auto promote = [&](auto set) {
+    auto promote = [&](auto set, auto part) {
         constexpr int Set = decltype(set)::value;
+        [[maybe_unused]] constexpr int Part = decltype(part)::value;
         ptx::products_wait();
 #pragma unroll
         for (int i = 0; i < TileN / 2; i++) {
@@ -520,7 +543,8 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
 #pragma unroll
         for (int i = 0; i < TileN / 2; i++) {
             if constexpr (Mode::scaled) {
-                sums[i] = fmaf(step_sums[i], inverses[Set][i / 2 % 2], sums[i]);
+                auto scale = inverses[Set][i / 2 % 2] * Mode::part_scale(Part);
+                sums[i] = fmaf(step_sums[i], scale, sums[i]);
             } else {
                 sums[i] += step_sums[i];
             }
@@ -532,17 +556,18 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
     auto advance = [&](auto set) {
         constexpr int Set = decltype(set)::value;
         if constexpr (Mode::parts == 2) {
-            promote(set);
+            promote(set, std::integral_constant<int, 0>());
             start_products<Mode, TileN, 1>(shared, stage, fragments[Set], step_sums);
         }
         ptx::barrier_wait(shared.full(next), next.parity);
         load_rows<Mode, TileN>(shared, next, row, lane, fragments[1 - Set], inverses[1 - Set]);
-        promote(set);
+        promote(set, std::integral_constant<int, Mode::parts - 1>());
         if (lane == 0) {
             ptx::barrier_arrive(shared.empty(stage));
         }
         start_products<Mode, TileN, 0>(shared, next, fragments[1 - Set], step_sums);
     };
+    auto done = 0;
     for (auto odd = false; !work.done(parameters); odd = !odd) {
         next.advance();
         if (odd) {
@@ -552,18 +577,43 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
         }
         stage = next;
         remaining--;
+        done++;
+        if (done == skew && warp < consumer_warps / 2) {
+            ptx::skew_arrive();
+        }
+        if (remaining == work.steps - 1) {
+            // early, while there is something else to do
+            upcoming.next(parameters);
+        }
+        auto apart = (work.steps - remaining) / long_steps;
+        if (remaining > 0 && (work.steps - remaining) % long_steps == 0) {
+            if (apart > 1) {
+                add_sums<TileN>(long_sums, thread, sums);
+            }
+            put_sums<TileN>(long_sums, thread, sums);
+#pragma unroll
+            for (int i = 0; i < TileN / 2; i++) {
+                sums[i] = 0;
+            }
+        }
         if (remaining == 0) {
+            if (work.steps > long_steps) {
+                add_sums<TileN>(long_sums, thread, sums);
+            }
             if (parameters.splits == 1 ||
-                join_parts<TileN>(parameters, work, warp / 4, sums)) {
+                join_parts<TileN>(parameters, work, warp / 4, thread, sums)) {
                 store<Mode, TileN>(parameters, work, row, lane, sums);
             }
 #pragma unroll
             for (int i = 0; i < TileN / 2; i++) {
                 sums[i] = 0;
             }
-            work.next(parameters);
+            work = upcoming;
             remaining = work.steps;
         }
+    }
+    if (done < skew && warp < consumer_warps / 2) {
+        ptx::skew_arrive();
     }
     ptx::products_wait();
 }
@@ -575,8 +625,8 @@ __global__ void __launch_bounds__(threads, 1)
     extern __shared__ unsigned char memory[];
     auto shared = Shared<Mode, TileN>(memory);
     if (threadIdx.x == 0) {
-        auto stage = Stage();
-        for (int i = 0; i < stages; i++) {
+        auto stage = Ring<Mode::stages>();
+        for (int i = 0; i < Mode::stages; i++) {
             ptx::barrier_init(shared.full(stage), 1);
             ptx::barrier_init(shared.empty(stage), consumer_warps);
             stage.advance();
@@ -584,6 +634,7 @@ __global__ void __launch_bounds__(threads, 1)
         ptx::barrier_init_fence();
     }
     __syncthreads();
+    ptx::previous_kernel_wait();
     if (threadIdx.x < 128) {
         ptx::give_registers<24>();
         if (threadIdx.x == 0) {

@@ -38,12 +38,13 @@ private:
 /// What a launch needs besides the operands.
 template <typename Mode, int TileN> struct Workspace {
     unsigned char *weight;
-    float *weight_scales, *weight_inverses;
+    float *weight_inverses;
     float *partial_sums;
     int *finished_parts;
+    float *long_sums;
     /// A with rows aligned to 16 bytes, where those of the caller are not.
     float *rows;
-    int64_t tiles_m, tiles_n, steps, splits, rows_ld;
+    int64_t tiles_m, tiles_n, steps, splits, grid, rows_ld;
     std::size_t size;
 
     Workspace(const Gemm &problem, int splits_asked, void *memory) {
@@ -55,11 +56,13 @@ template <typename Mode, int TileN> struct Workspace {
         splits = std::min<int64_t>(splits_asked, steps);
         auto allocator = Allocator(memory);
         weight = allocator.take<unsigned char>(tiles_n * steps * TileN * Mode::weight_row_bytes);
-        weight_scales = allocator.take<float>(Mode::scaled ? problem.N : 0);
         weight_inverses = allocator.take<float>(Mode::scaled ? problem.N : 0);
         auto tiles = tiles_m * tiles_n;
         partial_sums = allocator.take<float>(splits > 1 ? tiles * splits * tile_m * TileN : 0);
         finished_parts = allocator.take<int>(splits > 1 ? 2 * tiles : 0);
+        grid = std::min<int64_t>(tiles * splits, multiprocessors());
+        auto is_long = ceil_div(steps, splits) > long_steps;
+        long_sums = allocator.take<float>(is_long ? grid * tile_m * TileN : 0);
         auto aligned = reinterpret_cast<uintptr_t>(problem.A) % 16 == 0 && problem.lda % 4 == 0;
         rows_ld = aligned ? problem.lda : ceil_div(problem.K, 4) * 4;
         rows = aligned ? nullptr : allocator.take<float>(problem.M * rows_ld);
@@ -83,21 +86,16 @@ std::size_t workspace_size(const Gemm &problem, int splits) {
 template <typename Mode, int TileN>
 void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) {
     auto workspace = Workspace<Mode, TileN>(problem, splits, memory);
-    if constexpr (Mode::scaled) {
-        scale_kernel<Mode><<<ceil_div(problem.N, 32), dim3(32, 16), 0, stream>>>(
-            problem, workspace.weight_scales, workspace.weight_inverses
-        );
-        check(cudaGetLastError(), "scaling the weight");
-    }
-    auto tiles = workspace.tiles_m * workspace.tiles_n;
-    auto blocks = dim3(workspace.steps, workspace.tiles_n);
-    pack_kernel<Mode, TileN><<<blocks, 256, 0, stream>>>(
+    auto groups = workspace.tiles_n * TileN / 16;
+    // enough blocks to keep the GPU busy, of four steps or more
+    auto parts_of_k = std::clamp<int64_t>(4 * multiprocessors() / groups, 1, ceil_div(workspace.steps, 4));
+    pack_kernel<Mode, TileN><<<dim3(groups, parts_of_k), 256, 0, stream>>>(
         problem,
         workspace.steps,
-        workspace.weight_scales,
         workspace.weight,
+        workspace.weight_inverses,
         workspace.finished_parts,
-        workspace.splits > 1 ? 2 * tiles : 0
+        workspace.splits > 1 ? 2 * workspace.tiles_m * workspace.tiles_n : 0
     );
     check(cudaGetLastError(), "packing the weight");
 
@@ -131,6 +129,7 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
     parameters.splits = workspace.splits;
     parameters.partial_sums = workspace.partial_sums;
     parameters.finished_parts = workspace.finished_parts;
+    parameters.long_sums = workspace.long_sums;
     parameters.aligned = problem.ldc % 4 == 0 && aligned(problem.C) && aligned(problem.bias) &&
                          aligned(problem.pre_activation) &&
                          problem.N % (problem.activation == Activation::swiglu ? 8 : 4) == 0;
@@ -142,9 +141,19 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
         "asking for shared memory (is the library compiled for this GPU, sm_90a?)"
     );
-    auto grid = std::min<int64_t>(tiles * workspace.splits, multiprocessors());
-    kernel<<<grid, threads, bytes, stream>>>(map, parameters);
-    check(cudaGetLastError(), "the product");
+    // starts while the weight is being packed, and waits for that itself; a copy in between would
+    // not be waited for
+    auto early = cudaLaunchAttribute();
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    auto config = cudaLaunchConfig_t();
+    config.gridDim = dim3(workspace.grid);
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = bytes;
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = workspace.rows == nullptr ? 1 : 0;
+    check(cudaLaunchKernelEx(&config, kernel, map, parameters), "the product");
 }
 
 #define METATOMIC_TC_INSTANTIATE_WGMMA(Mode, TileN)                                                \

@@ -13,84 +13,95 @@ __device__ inline float weight_element(const Gemm &problem, int64_t row, int64_t
     );
 }
 
-/// The power of two, and its inverse, by which each row of the weight is scaled. Blocks of 32 x 16
-/// threads have 32 rows each.
-template <typename Mode>
-__global__ void scale_kernel(Gemm problem, float *scales, float *inverses) {
-    __shared__ float largest[16][33];
-    auto lane = static_cast<int>(threadIdx.x), warp = static_cast<int>(threadIdx.y);
-    auto first = static_cast<int64_t>(blockIdx.x) * 32;
-    // neighbouring threads read neighbouring elements in both layouts
-    if (problem.transpose_b) {
-        for (int i = warp; i < 32; i += 16) {
-            auto value = 0.0f;
-            if (first + i < problem.N) {
-                for (int64_t k = lane; k < problem.K; k += 32) {
-                    value = fmaxf(value, fabsf(weight_element(problem, first + i, k)));
-                }
-            }
-            for (int offset = 16; offset > 0; offset /= 2) {
-                value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
-            }
-            largest[0][i] = value;
-        }
-    } else {
-        auto value = 0.0f;
-        if (first + lane < problem.N) {
-            for (int64_t k = warp; k < problem.K; k += 16) {
-                value = fmaxf(value, fabsf(weight_element(problem, first + lane, k)));
-            }
-        }
-        largest[warp][lane] = value;
-    }
-    __syncthreads();
-    if (warp == 0 && first + lane < problem.N) {
-        auto value = largest[0][lane];
-        for (int i = 1; i < 16 && !problem.transpose_b; i++) {
-            value = fmaxf(value, largest[i][lane]);
-        }
-        auto scale = Mode::scale(value);
-        scales[first + lane] = scale;
-        inverses[first + lane] = Mode::inverse(scale);
-    }
-}
-
-/// Packs the weight; a block has one step of K of one tile of N. Also sets `finished_parts` to 0.
+/// Packs the weight: blocks (i, j) of 256 threads have the group `i` of 16 rows of the packed weight
+/// and a part of K. Where the mode scales the weight, writes the inverse scale of each row. Also sets
+/// `finished_parts` to 0.
 template <typename Mode, int TileN>
 __global__ void pack_kernel(
-    Gemm problem, int steps, const float *scales, unsigned char *packed, int *finished_parts, int parts
+    Gemm problem, int steps, unsigned char *packed, float *inverses, int *finished_parts, int parts
 ) {
-    constexpr auto elements = step_k / Mode::pieces;
-    auto tile = static_cast<int>(blockIdx.y), step = static_cast<int>(blockIdx.x);
-    auto *block =
-        packed + (static_cast<int64_t>(tile) * steps + step) * TileN * Mode::weight_row_bytes;
-    for (int i = threadIdx.x; i < TileN * Mode::pieces; i += blockDim.x) {
+    ptx::next_kernel_start();
+    constexpr auto groups = TileN / 16, elements = step_k / Mode::pieces;
+    auto tile = static_cast<int>(blockIdx.x) / groups, group = static_cast<int>(blockIdx.x) % groups;
+    auto thread = static_cast<int>(threadIdx.x);
+    // the 16 rows of the group are 16 rows of the weight in another order
+    auto first_row = first_column<TileN>(problem.activation, problem.N, tile, group, 0);
+    auto end = last_column(problem.activation, problem.N, group);
+
+    __shared__ float scales[16];
+    if constexpr (Mode::scaled) {
         // neighbouring threads read neighbouring elements in both layouts
-        auto row = problem.transpose_b ? i / Mode::pieces : i % TileN;
-        auto piece = problem.transpose_b ? i % Mode::pieces : i / TileN;
+        auto lane = thread % 32, warp = thread / 32;
+        __shared__ float largest[16][16];
+        if (problem.transpose_b) {
+            for (int i = warp; i < 16; i += 8) {
+                auto value = 0.0f;
+                if (first_row + i < end) {
+                    for (int64_t k = lane; k < problem.K; k += 32) {
+                        value = fmaxf(value, fabsf(weight_element(problem, first_row + i, k)));
+                    }
+                }
+                for (int offset = 16; offset > 0; offset /= 2) {
+                    value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, offset));
+                }
+                if (lane < 16) {
+                    largest[lane][i] = value;
+                }
+            }
+        } else {
+            auto i = thread % 16;
+            auto value = 0.0f;
+            if (first_row + i < end) {
+                for (int64_t k = thread / 16; k < problem.K; k += 16) {
+                    value = fmaxf(value, fabsf(weight_element(problem, first_row + i, k)));
+                }
+            }
+            largest[thread / 16][i] = value;
+        }
+        __syncthreads();
+        if (thread < 16) {
+            auto value = 0.0f;
+            for (int i = 0; i < 16; i++) {
+                value = fmaxf(value, largest[i][thread]);
+            }
+            scales[thread] = Mode::scale(value);
+            if (blockIdx.y == 0 && first_row + thread < end) {
+                inverses[first_row + thread] = Mode::inverse(scales[thread]);
+            }
+        }
+        __syncthreads();
+    }
+
+    auto first_step = static_cast<int>(blockIdx.y) * steps / static_cast<int>(gridDim.y);
+    auto last_step = (static_cast<int>(blockIdx.y) + 1) * steps / static_cast<int>(gridDim.y);
+    auto per_step = 16 * Mode::pieces;
+    for (int i = thread; i < (last_step - first_step) * per_step; i += 256) {
+        auto step = first_step + i / per_step;
+        auto within = i % per_step;
+        auto row = problem.transpose_b ? within / Mode::pieces : within % 16;
+        auto piece = problem.transpose_b ? within % Mode::pieces : within / 16;
         // the row of the weight whose product a thread finds at this place
-        auto group = row / 16, within = row % 16;
-        auto t = within % 8 / 2;
-        auto weight_row =
-            first_column<TileN>(problem.activation, problem.N, tile, group, t) +
-            within / 8 * 2 + within % 2;
-        auto exists = weight_row < last_column(problem.activation, problem.N, group);
-        auto scale = Mode::scaled && exists ? scales[weight_row] : 1.0f;
+        auto place = row % 8 / 2 * 4 + row / 8 * 2 + row % 2;
         float values[elements];
         for (int j = 0; j < elements; j++) {
             auto k = static_cast<int64_t>(step) * step_k + Mode::weight_column(piece, j);
-            values[j] =
-                exists && k < problem.K ? weight_element(problem, weight_row, k) * scale : 0.0f;
+            auto exists = first_row + place < end && k < problem.K;
+            values[j] = exists ? weight_element(problem, first_row + place, k) : 0.0f;
+            if constexpr (Mode::scaled) {
+                values[j] *= scales[place];
+            }
         }
         uint4 slices[Mode::slice_count];
         Mode::pack(values, slices);
+        auto *block = packed + (static_cast<int64_t>(tile) * steps + step) * TileN *
+                                   Mode::weight_row_bytes;
         for (int slice = 0; slice < Mode::slice_count; slice++) {
-            *reinterpret_cast<uint4 *>(block + Mode::template offset<TileN>(slice, row, piece)) =
-                slices[slice];
+            auto offset = Mode::template offset<TileN>(slice, 16 * group + row, piece);
+            *reinterpret_cast<uint4 *>(block + offset) = slices[slice];
         }
     }
     if (blockIdx.x == 0 && blockIdx.y == 0) {
-        for (int i = threadIdx.x; i < parts; i += blockDim.x) {
+        for (int i = thread; i < parts; i += 256) {
             finished_parts[i] = 0;
         }
     }

@@ -75,9 +75,32 @@ template <int Registers> __device__ inline void take_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
-/// Barrier `id` (1 to 15) among the 128 threads of a warpgroup.
+/// Barrier `id` (1 or 2) among the 128 threads of a warpgroup.
 __device__ inline void warpgroup_barrier(int id) {
-    asm volatile("bar.sync %0, 128;" ::"r"(id) : "memory");
+    if (id == 1) {
+        asm volatile("bar.sync 1, 128;" ::: "memory");
+    } else {
+        asm volatile("bar.sync 2, 128;" ::: "memory");
+    }
+}
+
+/// The second warpgroup of products waits until the first one has arrived.
+__device__ inline void skew_wait() {
+    asm volatile("bar.sync 3, 256;" ::: "memory");
+}
+
+__device__ inline void skew_arrive() {
+    asm volatile("bar.arrive 3, 256;" ::: "memory");
+}
+
+/// Waits until the kernel before this one, which may have let this one start early, has ended.
+__device__ inline void previous_kernel_wait() {
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+
+/// Lets the next kernel start, up to where it waits for this one.
+__device__ inline void next_kernel_start() {
+    asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
 /// Orders the registers written before against the products that follow.

@@ -15,10 +15,12 @@ namespace metatomic_tc::wgmma {
 
 constexpr int step_k = 32;
 
-/// Slices of a product: that of the rows (X, dY) and that of the weight.
-struct SliceProduct {
+/// One product instruction: slice of the rows (X, dY), slice of the weight, and which of the
+/// instructions along a step of K.
+struct Product {
     int rows;
     int weight;
+    int instruction;
 };
 
 namespace slices {
@@ -50,17 +52,21 @@ struct Tf32x3 {
     static constexpr int slice_count = 2;
     /// Elements of K in one product instruction.
     static constexpr int instruction_k = 8;
-    /// Parts of a step of K after each of which the accumulator is promoted.
-#ifdef PARTS
-    static constexpr int parts = PARTS;
-#else
-    static constexpr int parts = 1;
-#endif
     static constexpr bool scaled = false;
-    static constexpr int product_count = 3;
-    __device__ static constexpr SliceProduct product(int i) {
-        constexpr SliceProduct products[] = {{1, 0}, {0, 1}, {0, 0}};
-        return products[i];
+    static constexpr int stages = 4;
+    /// Parts of the products of a step, after each of which the accumulator is promoted: here the
+    /// halves of the step. Twice as many promotions make half the loss to cutting off.
+    static constexpr int parts = 2;
+    __device__ static constexpr int products_in(int) {
+        return 6;
+    }
+    /// The product number `i` of a part: the small ones first.
+    __device__ static constexpr Product product(int part, int i) {
+        constexpr Product products[] = {{1, 0, 0}, {1, 0, 1}, {0, 1, 0},
+                                        {0, 1, 1}, {0, 0, 0}, {0, 0, 1}};
+        auto result = products[i];
+        result.instruction += 2 * part;
+        return result;
     }
     /// 16-byte pieces that a slice of one row of the packed weight has in a step of K.
     static constexpr int pieces = 8;
@@ -120,7 +126,6 @@ struct Tf32x3 {
 /// first two share rows of 128 bytes, a third one has rows of 64 bytes behind them.
 struct SixteenBit {
     static constexpr int instruction_k = 16;
-    static constexpr int parts = 1;
     static constexpr int pieces = 4;
 
     __host__ __device__ static constexpr int weight_column(int piece, int i) {
@@ -140,17 +145,27 @@ struct SixteenBit {
     }
 };
 
-/// Two FP16 slices and three products. FP16 has too few exponents: each row and step of K is
-/// scaled by the power of two that brings its largest element to [2¹⁴, 2¹⁵), and each row of the
-/// weight likewise over the whole of K.
+/// Two FP16 slices, the low one scaled by 2¹¹, and three products. FP16 has too few exponents: each
+/// row and step of K is scaled by the power of two that brings its largest element to [2¹⁴, 2¹⁵),
+/// and each row of the weight likewise over the whole of K.
 struct Fp16x3 : SixteenBit {
     static constexpr auto element = ptx::Element::f16;
     static constexpr int slice_count = 2;
     static constexpr bool scaled = true;
-    static constexpr int product_count = 3;
-    __device__ static constexpr SliceProduct product(int i) {
-        constexpr SliceProduct products[] = {{1, 0}, {0, 1}, {0, 0}};
-        return products[i];
+    static constexpr int stages = 6;
+    /// The parts have different scales: first hi·hi, then the products with a low slice.
+    static constexpr int parts = 2;
+    static constexpr float low_scale = 2048;
+    __device__ static constexpr int products_in(int part) {
+        return part == 0 ? 2 : 4;
+    }
+    __device__ static constexpr Product product(int part, int i) {
+        constexpr Product products[] = {{0, 0, 0}, {0, 0, 1}, {1, 0, 0},
+                                        {1, 0, 1}, {0, 1, 0}, {0, 1, 1}};
+        return products[2 * part + i];
+    }
+    __device__ static constexpr float part_scale(int part) {
+        return part == 0 ? 1 : 1 / low_scale;
     }
     static constexpr int weight_row_bytes = 128;
 
@@ -163,6 +178,13 @@ struct Fp16x3 : SixteenBit {
 
     __device__ static float inverse(float scale) {
         return __uint_as_float(0x7f000000u - slices::bits(scale));
+    }
+
+    /// The low slices of two scaled numbers with the high slices `hi`.
+    __device__ static __half2 low(float first, float second, __half2 hi) {
+        return __floats2half2_rn(
+            (first - __low2float(hi)) * low_scale, (second - __high2float(hi)) * low_scale
+        );
     }
 
     __device__ static void
@@ -182,8 +204,7 @@ struct Fp16x3 : SixteenBit {
             for (int i = 0; i < 4; i++) {
                 auto first = x[row][2 * i] * factor, second = x[row][2 * i + 1] * factor;
                 auto hi = __floats2half2_rn(first, second);
-                auto lo =
-                    __floats2half2_rn(first - __low2float(hi), second - __high2float(hi));
+                auto lo = low(first, second, hi);
                 auto place = 4 * (i / 2) + 2 * (i % 2) + row;
                 fragments[0][place] = slices::pack(hi);
                 fragments[1][place] = slices::pack(lo);
@@ -195,9 +216,7 @@ struct Fp16x3 : SixteenBit {
         uint32_t halves[slice_count][4];
         for (int i = 0; i < 4; i++) {
             auto hi = __floats2half2_rn(w[2 * i], w[2 * i + 1]);
-            auto lo = __floats2half2_rn(
-                w[2 * i] - __low2float(hi), w[2 * i + 1] - __high2float(hi)
-            );
+            auto lo = low(w[2 * i], w[2 * i + 1], hi);
             halves[0][i] = slices::pack(hi);
             halves[1][i] = slices::pack(lo);
         }
@@ -212,6 +231,8 @@ struct Bf16 : SixteenBit {
     static constexpr auto element = ptx::Element::bf16;
     static constexpr int slice_count = 3;
     static constexpr bool scaled = false;
+    static constexpr int stages = 5;
+    static constexpr int parts = 1;
     static constexpr int weight_row_bytes = 192;
 
     /// Slices of two numbers.
@@ -257,20 +278,28 @@ struct Bf16 : SixteenBit {
 };
 
 struct Bf16x9 : Bf16 {
-    static constexpr int product_count = 9;
-    __device__ static constexpr SliceProduct product(int i) {
-        constexpr SliceProduct products[] = {
-            {2, 2}, {2, 1}, {1, 2}, {2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}, {0, 0}
-        };
-        return products[i];
+    __device__ static constexpr int products_in(int) {
+        return 18;
+    }
+    __device__ static constexpr Product product(int, int i) {
+        constexpr Product products[] = {{2, 2, 0}, {2, 1, 0}, {1, 2, 0}, {2, 0, 0}, {1, 1, 0},
+                                        {0, 2, 0}, {1, 0, 0}, {0, 1, 0}, {0, 0, 0}};
+        auto result = products[i / 2];
+        result.instruction = i % 2;
+        return result;
     }
 };
 
 struct Bf16x6 : Bf16 {
-    static constexpr int product_count = 6;
-    __device__ static constexpr SliceProduct product(int i) {
-        constexpr SliceProduct products[] = {{2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}, {0, 0}};
-        return products[i];
+    __device__ static constexpr int products_in(int) {
+        return 12;
+    }
+    __device__ static constexpr Product product(int, int i) {
+        constexpr Product products[] = {{2, 0, 0}, {1, 1, 0}, {0, 2, 0},
+                                        {1, 0, 0}, {0, 1, 0}, {0, 0, 0}};
+        auto result = products[i / 2];
+        result.instruction = i % 2;
+        return result;
     }
 };
 
