@@ -10,6 +10,10 @@
 
 namespace metatomic_tc {
 
+bool fuses_activation(Implementation) {
+    return false;
+}
+
 std::size_t gemm_workspace_size(Implementation implementation, const Gemm &) {
     switch (implementation) {
     case Implementation::cublas_fp32:
@@ -35,6 +39,9 @@ void gemm(
     std::size_t workspace_size,
     void *stream
 ) {
+    if (problem.activation != Activation::none && !fuses_activation(implementation)) {
+        throw std::logic_error(to_string(implementation) + " does not compute activations.");
+    }
     auto needed = gemm_workspace_size(implementation, problem);
     if (workspace_size < needed) {
         throw std::runtime_error(

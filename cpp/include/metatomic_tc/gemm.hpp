@@ -7,7 +7,18 @@
 
 namespace metatomic_tc {
 
-/// C[M,N] = A[M,K]·B + bias on a CUDA device: FP32, row-major, device pointers.
+/// What follows a product Z = A·B + bias, element by element.
+enum class Activation {
+    /// Z itself.
+    none,
+    /// Z · sigmoid(Z).
+    silu,
+    /// V · sigmoid(G), where V is the left half of Z's columns and G the right half (N is even).
+    swiglu,
+};
+
+/// C = activation(Z) on a CUDA device with Z[M,N] = A[M,K]·B + bias: FP32, row-major, device
+/// pointers.
 struct Gemm {
     int64_t M;
     int64_t N;
@@ -23,10 +34,19 @@ struct Gemm {
     bool transpose_b;
     /// N elements, or nullptr.
     const float *bias;
+    /// [M,N], or [M,N/2] with `Activation::swiglu`.
     float *C;
-    /// Elements between rows of C, >= N.
+    /// Elements between rows of C, at least its number of columns.
     int64_t ldc;
+    /// Other than `none` only for implementations of which `fuses_activation` is true.
+    Activation activation = Activation::none;
+    /// [M,N], N elements between rows: where to keep Z, which the gradient of an activation needs.
+    /// nullptr: Z is not kept. Not used without an activation.
+    float *pre_activation = nullptr;
 };
+
+/// true when `gemm` computes activations with this implementation, in the pass that writes C.
+bool fuses_activation(Implementation implementation);
 
 /// Bytes of device memory, aligned to 256, that `gemm` needs as its workspace.
 std::size_t gemm_workspace_size(Implementation implementation, const Gemm &problem);
@@ -37,6 +57,7 @@ std::size_t gemm_workspace_size(Implementation implementation, const Gemm &probl
 /// Rows of A or columns of B with Inf or NaN give what FP32 gives.
 /// @throws std::runtime_error when the launch fails, or when `implementation` needs CUDA and the
 ///         library was built without it.
+/// @throws std::logic_error for an activation that `implementation` does not fuse.
 void gemm(
     Implementation implementation,
     const Gemm &problem,
