@@ -11,6 +11,18 @@
 
 namespace metatomic_tc {
 
+bool fuses_activation(Implementation implementation) {
+    switch (implementation) {
+    case Implementation::wgmma_tf32x3:
+    case Implementation::wgmma_fp16x3:
+    case Implementation::wgmma_bf16x6:
+    case Implementation::wgmma_bf16x9:
+        return true;
+    default:
+        return false;
+    }
+}
+
 std::size_t gemm_workspace_size(Implementation implementation, const Gemm &problem) {
     switch (implementation) {
     case Implementation::cublas_fp32:
@@ -41,6 +53,9 @@ void gemm(
     std::size_t workspace_size,
     void *stream
 ) {
+    if (problem.activation != Activation::none && !fuses_activation(implementation)) {
+        throw std::logic_error(to_string(implementation) + " does not compute activations.");
+    }
     auto needed = gemm_workspace_size(implementation, problem);
     if (workspace_size < needed) {
         throw std::runtime_error(

@@ -16,6 +16,10 @@ namespace {
 
 } // namespace
 
+bool fuses_activation(Implementation) {
+    return false;
+}
+
 std::size_t gemm_workspace_size(Implementation, const Gemm &) {
     refuse();
 }

@@ -104,9 +104,6 @@ void check_bias(const std::optional<Tensor> &bias, const Tensor &weight) {
     );
 }
 
-/// Whether the product is `rows · weightᵀ` (a forward) or `rows · weight` (an input gradient).
-enum class Direction { forward, input_gradient };
-
 Tensor operand(const Tensor &weight, Direction direction) {
     return direction == Direction::forward ? weight.t() : weight;
 }
@@ -172,6 +169,27 @@ Tensor emulated_product(const Tensor &rows, const Tensor &weight, Direction dire
     return result;
 }
 
+/// `matrix` with unit stride along its rows, and its leading dimension.
+std::pair<Tensor, int64_t> row_major(const Tensor &matrix) {
+    auto rows = matrix.size(0), columns = matrix.size(1);
+    auto unit = matrix.stride(1) == 1 || columns == 1;
+    if (unit && (rows == 1 || matrix.stride(0) >= columns)) {
+        return {matrix, rows == 1 ? columns : matrix.stride(0)};
+    }
+    return {matrix.contiguous(), columns};
+}
+
+void check_input_gradient(const Tensor &grad_output, const Tensor &weight) {
+    check(grad_output, "a gradient of the output", weight, 0);
+}
+
+} // namespace
+
+void check_linear(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias) {
+    check(input, "an input", weight, 1);
+    check_bias(bias, weight);
+}
+
 Tensor cpu_product(
     const Tensor &rows,
     const Tensor &weight,
@@ -199,22 +217,24 @@ Tensor cpu_product(
     return result.view(shape);
 }
 
-/// `matrix` with unit stride along its rows, and its leading dimension.
-std::pair<Tensor, int64_t> row_major(const Tensor &matrix) {
-    auto rows = matrix.size(0), columns = matrix.size(1);
-    auto unit = matrix.stride(1) == 1 || columns == 1;
-    if (unit && (rows == 1 || matrix.stride(0) >= columns)) {
-        return {matrix, rows == 1 ? columns : matrix.stride(0)};
+Activated activate(const Tensor &product, Activation activation, bool keep_pre_activation) {
+    auto output = product;
+    if (activation == Activation::swiglu) {
+        output = at::glu(product, -1);
+    } else if (activation == Activation::silu) {
+        output = keep_pre_activation ? at::silu(product) : at::silu_(output);
     }
-    return {matrix.contiguous(), columns};
+    return {output, keep_pre_activation ? product : Tensor()};
 }
 
-Tensor cuda_product(
+Activated cuda_product(
     const Tensor &rows,
     const Tensor &weight,
     const std::optional<Tensor> &bias,
     Direction direction,
-    const std::string &mode_name
+    const std::string &mode_name,
+    Activation activation,
+    bool keep_pre_activation
 ) {
     auto mode = parse_mode(mode_name);
     auto guard = c10::DeviceGuard(rows.device());
@@ -225,12 +245,19 @@ Tensor cuda_product(
     auto M = flat.size(0);
     auto implementation = select_implementation(mode, hardware(rows.device()), M, N, K);
     if (rows.scalar_type() == at::kDouble || M == 0 || N == 0 || K == 0) {
-        return forward ? at::linear(rows, weight, bias) : at::matmul(rows, weight);
+        auto product = forward ? at::linear(rows, weight, bias) : at::matmul(rows, weight);
+        return activate(product, activation, keep_pre_activation);
     }
 
-    auto shape = rows.sizes().vec();
-    shape.back() = N;
-    auto result = at::empty(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
+    auto fused = activation != Activation::none && fuses_activation(implementation);
+    auto empty = [&](int64_t columns) {
+        auto shape = rows.sizes().vec();
+        shape.back() = columns;
+        return at::empty(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
+    };
+    auto columns = fused && activation == Activation::swiglu ? N / 2 : N;
+    auto result = empty(columns);
+    auto pre_activation = fused && keep_pre_activation ? empty(N) : Tensor();
     auto [A, lda] = row_major(flat);
     auto [B, ldb] = row_major(weight);
     auto bias_values = bias.has_value() && bias->defined() ? bias->contiguous() : Tensor();
@@ -245,7 +272,9 @@ Tensor cuda_product(
         forward,
         bias_values.defined() ? bias_values.const_data_ptr<float>() : nullptr,
         result.mutable_data_ptr<float>(),
-        N,
+        columns,
+        fused ? activation : Activation::none,
+        pre_activation.defined() ? pre_activation.mutable_data_ptr<float>() : nullptr,
     };
     auto workspace_size = gemm_workspace_size(implementation, problem);
     auto workspace =
@@ -259,7 +288,8 @@ Tensor cuda_product(
         workspace_size,
         stream.native_handle()
     );
-    return result;
+    return fused ? Activated{result, pre_activation}
+                 : activate(result, activation, keep_pre_activation);
 }
 
 Tensor meta_product(const Tensor &rows, const Tensor &weight, Direction direction) {
@@ -267,17 +297,6 @@ Tensor meta_product(const Tensor &rows, const Tensor &weight, Direction directio
     shape.back() = weight.sym_size(direction == Direction::forward ? 0 : 1);
     return at::empty_symint(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
 }
-
-void check_linear(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias) {
-    check(input, "an input", weight, 1);
-    check_bias(bias, weight);
-}
-
-void check_input_gradient(const Tensor &grad_output, const Tensor &weight) {
-    check(grad_output, "a gradient of the output", weight, 0);
-}
-
-} // namespace
 
 Tensor linear_cpu(
     const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
@@ -290,7 +309,7 @@ Tensor linear_cuda(
     const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
 ) {
     check_linear(input, weight, bias);
-    return cuda_product(input, weight, bias, Direction::forward, mode);
+    return cuda_product(input, weight, bias, Direction::forward, mode).output;
 }
 
 Tensor linear_meta(
@@ -310,7 +329,7 @@ linear_input_gradient_cpu(const Tensor &grad_output, const Tensor &weight, std::
 Tensor
 linear_input_gradient_cuda(const Tensor &grad_output, const Tensor &weight, std::string mode) {
     check_input_gradient(grad_output, weight);
-    return cuda_product(grad_output, weight, std::nullopt, Direction::input_gradient, mode);
+    return cuda_product(grad_output, weight, std::nullopt, Direction::input_gradient, mode).output;
 }
 
 Tensor

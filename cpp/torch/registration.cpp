@@ -125,6 +125,14 @@ std::tuple<at::Tensor, std::string> convert(const at::Tensor &model, std::string
 
 void define_operators(torch::Library &m) {
     m.def("linear(Tensor input, Tensor weight, Tensor? bias, str mode) -> Tensor");
+    m.def(
+        "linear_activation(Tensor input, Tensor weight, Tensor? bias, str activation, str mode) "
+        "-> Tensor"
+    );
+    m.def(
+        "linear_activation_forward(Tensor input, Tensor weight, Tensor? bias, str activation, "
+        "str mode) -> (Tensor output, Tensor pre_activation)"
+    );
     m.def("linear_input_gradient(Tensor grad_output, Tensor weight, str mode) -> Tensor");
     m.def("convert(Tensor model, str mode) -> (Tensor, str)", &convert);
     m.def("dispatch_table() -> str", &dispatch_table_json);
@@ -160,15 +168,23 @@ struct Registration {
         cpu = implement(c10::DispatchKey::CPU);
         cpu->impl("linear", &linear_cpu);
         cpu->impl("linear_input_gradient", &linear_input_gradient_cpu);
+        cpu->impl("linear_activation", &linear_activation_cpu);
+        cpu->impl("linear_activation_forward", &linear_activation_forward_cpu);
         cuda = implement(c10::DispatchKey::CUDA);
         cuda->impl("linear", &linear_cuda);
         cuda->impl("linear_input_gradient", &linear_input_gradient_cuda);
+        cuda->impl("linear_activation", &linear_activation_cuda);
+        cuda->impl("linear_activation_forward", &linear_activation_forward_cuda);
         meta = implement(c10::DispatchKey::Meta);
         meta->impl("linear", &linear_meta);
         meta->impl("linear_input_gradient", &linear_input_gradient_meta);
+        meta->impl("linear_activation", &linear_activation_meta);
+        meta->impl("linear_activation_forward", &linear_activation_forward_meta);
         autograd = implement(c10::DispatchKey::Autograd);
         autograd->impl("linear", &linear_autograd);
         autograd->impl("linear_input_gradient", &linear_input_gradient_autograd);
+        autograd->impl("linear_activation", &linear_activation_autograd);
+        autograd->impl("linear_activation_forward", &linear_activation_forward_autograd);
     }
 };
 

@@ -12,7 +12,7 @@ from . import _library
 _library.load()
 
 from ._library import version as __version__  # noqa: E402
-from .layers import TCLinear, linear  # noqa: E402
+from .layers import TCLinear, linear, linear_activation  # noqa: E402
 from .models import ConversionReport, conversion_report, convert, load  # noqa: E402
 from .modes import supported_modes  # noqa: E402
 
@@ -23,6 +23,7 @@ __all__ = [
     "conversion_report",
     "convert",
     "linear",
+    "linear_activation",
     "load",
     "supported_modes",
 ]

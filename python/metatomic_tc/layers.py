@@ -1,4 +1,4 @@
-"""The linear operator and the layer made of it."""
+"""The linear operators and the layer made of them."""
 
 import torch
 
@@ -30,6 +30,34 @@ def linear(
         support (the message names the modes that it does)
     """
     return torch.ops.metatomic_tc.linear(input, weight, bias, mode)
+
+
+def linear_activation(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str,
+    mode: str = DEFAULT_MODE,
+) -> torch.Tensor:
+    """
+    A linear layer with the activation that follows it, in the given mode, differentiable twice.
+
+    With ``z = input · weightᵀ + bias``, ``silu`` is ``z · sigmoid(z)``, and ``swiglu`` is
+    ``v · sigmoid(g)`` for the halves ``v, g = z.chunk(2, -1)``. Gradients are as those of
+    :func:`linear`; the activation and its gradients are computed in FP32. ``z`` is kept only where
+    a gradient will need it.
+
+    :param input: see :func:`linear`, as ``weight``, ``bias`` and ``mode``
+    :param activation: ``silu`` or ``swiglu``
+    :return: ``[..., out_features]``, or ``[..., out_features / 2]`` with ``swiglu``; contiguous,
+        dtype of ``input``
+    :raises TypeError: on other or mixed dtypes
+    :raises ValueError: on shapes that do not match, an odd number of output features with
+        ``swiglu``, or if there is no such activation or mode
+    :raises RuntimeError: on tensors of different devices, or a mode that the device does not
+        support (the message names the modes that it does)
+    """
+    return torch.ops.metatomic_tc.linear_activation(input, weight, bias, activation, mode)
 
 
 class TCLinear(torch.nn.Linear):

@@ -149,12 +149,15 @@ def used_modes(path: str | Path) -> list[str]:
     The modes that the linear layers of an exported model use, read from its TorchScript code: none
     in a plain `mtt export` file, usually one in a file of `metatomic-tc export`.
     """
+    call = re.compile(
+        r'\bmetatomic_tc\.linear(?:_activation)?\([^"\n]*(?:"(?:silu|swiglu)", )?"([^"\n]*)"\)'
+    )
     modes: set[str] = set()
     with zipfile.ZipFile(path) as archive:
         for name in archive.namelist():
             if "/code/" in name and name.endswith(".py"):
                 code = archive.read(name).decode()
-                modes.update(re.findall(r'\bmetatomic_tc\.linear\([^"\n]*"([^"\n]*)"\)', code))
+                modes.update(call.findall(code))
     return sorted(modes)
 
 

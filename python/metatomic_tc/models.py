@@ -36,6 +36,8 @@ class ConversionReport:
 
     mode: str
     layers: list[LinearLayer]
+    #: number of activations that are computed together with the layer before them, none in ``fp32``
+    fused: int
 
     @property
     def replaced(self) -> int:
@@ -137,7 +139,7 @@ def convert_script_module(
     content, report = torch.ops.metatomic_tc.convert(_tensor_of(buffer.getvalue()), mode)
     report = json.loads(report)
     layers = [LinearLayer(**layer) for layer in report["layers"]]
-    return content, ConversionReport(mode=report["mode"], layers=layers)
+    return content, ConversionReport(report["mode"], layers, report["fused"])
 
 
 def load_script_module(content: torch.Tensor) -> torch.jit.ScriptModule:

@@ -2,6 +2,7 @@
 
 import io
 from collections import Counter
+from dataclasses import replace
 
 import metatomic_tc
 import pytest
@@ -216,6 +217,207 @@ def test_what_is_no_torchscript_file_is_an_error():
             torch.ops.metatomic_tc.convert(wrong, "tf32x3")
 
 
+# ---- fused activations ---------------------------------------------------------------------------
+
+
+class FeedForward(torch.nn.Module):
+    """That of PET."""
+
+    def __init__(self, swiglu: bool, width: int = 48, bias: bool = True):
+        super().__init__()
+        self.w_in = torch.nn.Linear(32, 2 * width if swiglu else width, bias=bias)
+        self.w_out = torch.nn.Linear(width, 32, bias=bias)
+        self.activation = torch.nn.Identity() if swiglu else F.silu
+        self.is_swiglu = swiglu
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.is_swiglu:
+            v, g = self.w_in(x).chunk(2, dim=-1)
+            x = v * torch.sigmoid(g)
+            x = self.w_out(x)
+        else:
+            x = self.w_in(x)
+            x = self.activation(x)
+            x = self.w_out(x)
+        return x
+
+
+class Head(torch.nn.Sequential):
+    def __init__(self):
+        layers = [torch.nn.Linear(32, 40), torch.nn.SiLU(), torch.nn.Linear(40, 32)]
+        super().__init__(*layers, torch.nn.SiLU(), torch.nn.Linear(32, 1))
+
+
+class Network(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(
+            [
+                FeedForward(True),
+                FeedForward(True),
+                FeedForward(False),
+                FeedForward(True, bias=False),
+            ]
+        )
+        self.head = Head()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)
+
+
+def outputs_and_gradients(module, input: torch.Tensor) -> list[torch.Tensor]:
+    """Value, gradient, and the gradient of its square."""
+    results = []
+    for _ in range(3):  # the profiling executor optimizes after two runs
+        input = input.detach().requires_grad_(True)
+        output = module(input)
+        (gradient,) = torch.autograd.grad(output.sum(), input, create_graph=True)
+        (second,) = torch.autograd.grad(gradient.pow(2).sum(), input)
+        results = [output.detach(), gradient.detach(), second]
+    return results
+
+
+def test_activations_after_linear_layers_are_fused():
+    torch.manual_seed(0)
+    module, input = Network(), torch.randn(10, 32)
+    new, report = converted(module, "tf32x3")
+    # one in each block, two in the head; the blocks' other branches never run
+    assert report.fused == 4 + 2
+    # each layer is counted once
+    assert len(report.layers) == 11 and len(set(paths(report))) == 11
+    assert report.left == 1 and "blocks.3.w_in" in paths(report)
+    code = new.inlined_graph
+    assert not code.findAllNodes("aten::linear", True) and not code.findAllNodes("aten::silu", True)
+    for found, expected in zip(
+        outputs_and_gradients(new, input), outputs_and_gradients(module, input), strict=True
+    ):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        assert not torch.equal(found, expected)
+
+
+def test_fp32_is_bit_by_bit_the_unmodified_module_from_any_mode():
+    torch.manual_seed(0)
+    module, input = Network(), torch.randn(10, 32)
+    expected = outputs_and_gradients(module, input)
+    direct, report = converted(module, "fp32")
+    fused, _ = converted(module, "tf32")
+    back, back_report = converted(fused, "fp32")
+    assert report.fused == 0 and back_report == report
+    # TorchScript's own optimizations add gradients in another order
+    with torch.jit.optimized_execution(False):
+        for new in (direct, back):
+            for found, wanted in zip(outputs_and_gradients(new, input), expected, strict=True):
+                assert torch.equal(found, wanted)
+
+
+def test_fused_activations_change_their_mode_too():
+    torch.manual_seed(0)
+    module, input = Network(), torch.randn(10, 32)
+    direct, report = converted(module, "tf32x3")
+    steps, other = module, None
+    for mode in ("tf32", "fp32", "bf16x9", "tf32x3"):
+        steps, other = converted(steps, mode)
+        assert paths(other) == paths(report)
+        assert (other.replaced, other.left) == (report.replaced, report.left)
+    assert other == report
+    for found, wanted in zip(
+        outputs_and_gradients(steps, input), outputs_and_gradients(direct, input), strict=True
+    ):
+        assert torch.equal(found, wanted)
+
+
+class NotFused(torch.nn.Module):
+    """What looks like a layer with an activation, but is more or something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 32)
+        self.three = torch.nn.Linear(32, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        used_twice = self.layer(x)
+        a = F.silu(used_twice) + used_twice
+        v, g = self.layer(x).chunk(2, dim=-1)
+        b = v * torch.sigmoid(g) * g
+        g, v = self.layer(x).chunk(2, dim=-1)
+        b = b + v * torch.sigmoid(g)
+        v, g = self.layer(x).chunk(2, dim=0)
+        a = a + torch.cat([v * torch.sigmoid(g)] * 2)
+        v, g = self.three(x).chunk(2, dim=-1)  # halves of two and one columns
+        changed = self.layer(x)
+        changed.add_(1)
+        a = a + F.silu(changed) + torch.relu(self.layer(x)) + F.silu(self.layer(x), inplace=True)
+        return a, b + (v * torch.sigmoid(g)).sum()
+
+
+def test_other_patterns_are_left_alone():
+    module, input = NotFused(), torch.randn(10, 32)
+    new, report = converted(module, "tf32x3")
+    assert report.fused == 0 and sorted(paths(report)) == ["layer", "three"]
+    for found, expected in zip(new(input), module(input), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def small_function(x: torch.Tensor) -> torch.Tensor:
+    return F.silu(x)
+
+
+def free_layer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(F.linear(x, weight))
+
+
+class Functions(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(32, 32)
+        self.weight = torch.nn.Parameter(torch.randn(64, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = small_function(self.layer(x))
+        y = F.linear(x, self.weight)
+        x = x + 1  # not the input of the layer above
+        v, g = y.chunk(2, dim=-1)
+        for _ in range(2):
+            x = x + free_layer(x, self.weight[:32])
+        return x + torch.sigmoid(g) * v
+
+
+def test_functions_and_layers_that_are_no_modules_are_fused():
+    module, input = Functions(), torch.randn(10, 32)
+    new, report = converted(module, "tf32")
+    assert report.fused == 3 and len(report.layers) == 3
+    again, again_report = converted(new, "tf32")
+    assert again_report == report
+    layer, fused = module.layer, metatomic_tc.linear_activation
+    x = fused(input, layer.weight, layer.bias, "silu", "tf32")
+    y = fused(x, module.weight, None, "swiglu", "tf32")
+    x = x + 1
+    for _ in range(2):
+        x = x + fused(x, module.weight[:32], None, "silu", "tf32")
+    for network in (new, again):
+        torch.testing.assert_close(network(input), x + y)
+
+
+def test_an_input_changed_in_place_after_the_layer_does_not_matter():
+    class InPlace(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(32, 32)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = x * 2
+            y = self.layer(x)
+            x.zero_()
+            return F.silu(y) + x
+
+    module, input = InPlace(), torch.randn(10, 32)
+    new, report = converted(module, "tf32x3")
+    assert report.fused == 1
+    torch.testing.assert_close(new(input), module(input), rtol=1e-4, atol=1e-4)
+
+
 # ---- metatomic models ----------------------------------------------------------------------------
 
 
@@ -299,6 +501,21 @@ def test_converted_models_can_be_saved_and_converted_again(tiny_pet, water, tmp_
     assert used_modes(tmp_path / "tf32.pt") == ["tf32"] and used_modes(tiny_pet) == []
 
 
+def test_activations_of_pet_are_fused(demo_model):
+    model, report = convert_with_report(load_atomistic_model(demo_model), "tf32x3")
+    found = Counter(
+        node.inputsAt(3).toIValue()
+        for module in model.module.modules()
+        if hasattr(module, "forward")
+        for node in module.graph.findAllNodes("metatomic_tc::linear_activation", True)
+    )
+    # per GNN layer: SwiGLU in mlp and center_mlp, SiLU in compress and in the combination; SiLU
+    # twice in the node head and twice in the edge head
+    assert found == {"swiglu": 2 * 2, "silu": 2 * 2 + 4}
+    assert report.fused == 12
+    assert metatomic_tc.conversion_report(model, "tf32") == replace(report, mode="tf32")
+
+
 def test_report_of_pet(tiny_pet):
     report = metatomic_tc.conversion_report(load_atomistic_model(tiny_pet), mode="tf32x3")
     left = Counter(
@@ -309,6 +526,8 @@ def test_report_of_pet(tiny_pet):
     # per GNN layer: compress 2, attention 2, mlp 2, center 2, center_mlp 2, combination 2; heads 4
     assert report.replaced == 2 * 12 + 4
     assert report.left == 4
+    # per GNN layer: mlp, center_mlp, compress and combination; heads 4
+    assert report.fused == 2 * 4 + 4
     assert len(set(paths(report))) == len(report.layers)
     assert "module.backend.gnn_layers.0.compress.2" in paths(report)
 

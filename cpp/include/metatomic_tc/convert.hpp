@@ -24,12 +24,15 @@ struct LinearLayer {
 struct ConversionReport {
     Mode mode;
     std::vector<LinearLayer> layers;
+    /// Number of activations that became one operator with the layer before them.
+    int64_t fused;
 
     /// Number of layers that compute in `mode`.
     int64_t replaced() const;
     /// Number of layers that stay in FP32 (see `stays_fp32`).
     int64_t left() const;
-    /// {"mode": ..., "layers": [{"path", "in_features", "out_features", "replaced"}, ...]}
+    /// {"mode": ..., "layers": [{"path", "in_features", "out_features", "replaced"}, ...],
+    /// "fused": ...}
     std::string to_json() const;
 };
 
@@ -37,6 +40,11 @@ struct ConversionReport {
 /// methods) into `metatomic_tc::linear` with the given mode, in place. Must be called before the
 /// module runs for the first time. Layers that are too small to gain call the operator too, which
 /// computes them in FP32; the report counts them as left.
+///
+/// In every mode but `fp32`, a layer whose result goes to `silu` only, or to `chunk(2, -1)` and
+/// `v * sigmoid(g)` of the halves, becomes one `metatomic_tc::linear_activation` with it. In `fp32`
+/// these are separated again, so that the module computes what it did before any conversion, bit by
+/// bit.
 ConversionReport convert_linear_layers(torch::jit::Module &module, Mode mode);
 
 } // namespace metatomic_tc

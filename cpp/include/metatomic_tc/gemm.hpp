@@ -7,17 +7,18 @@
 
 namespace metatomic_tc {
 
-/// What follows a product z = A·B + bias.
+/// What follows a product Z = A·B + bias, element by element.
 enum class Activation {
-    /// C = z
+    /// Z itself.
     none,
-    /// C = z · sigmoid(z)
+    /// Z · sigmoid(Z).
     silu,
-    /// z = [value, gate] along N, and C = value · sigmoid(gate)
+    /// V · sigmoid(G), where V is the left half of Z's columns and G the right half (N is even).
     swiglu,
 };
 
-/// C[M,N] = A[M,K]·B + bias on a CUDA device: FP32, row-major, device pointers.
+/// C = activation(Z) on a CUDA device with Z[M,N] = A[M,K]·B + bias: FP32, row-major, device
+/// pointers.
 struct Gemm {
     int64_t M;
     int64_t N;
@@ -33,18 +34,23 @@ struct Gemm {
     bool transpose_b;
     /// N elements, or nullptr.
     const float *bias;
-    /// [M,N], with Activation::swiglu [M,N/2].
+    /// [M,N], or [M,N/2] with `Activation::swiglu`.
     float *C;
-    /// Elements between rows of C, >= its columns.
+    /// Elements between rows of C, at least its number of columns.
     int64_t ldc;
+    /// Other than `none` only for implementations of which `fuses_activation` is true.
     Activation activation = Activation::none;
-    /// What the activation is applied to, [M,N] and contiguous, or nullptr when it is not kept.
+    /// [M,N], N elements between rows: where to keep Z, which the gradient of an activation needs.
+    /// nullptr: Z is not kept. Not used without an activation.
     float *pre_activation = nullptr;
     /// For the kernels that have several: width of their tiles and number of parts of K; 0 for the
     /// choice that was measured to be best.
     int tile_n = 0;
     int splits = 0;
 };
+
+/// true when `gemm` computes activations with this implementation, in the pass that writes C.
+bool fuses_activation(Implementation implementation);
 
 /// Bytes of device memory, aligned to 256, that `gemm` needs as its workspace.
 std::size_t gemm_workspace_size(Implementation implementation, const Gemm &problem);
@@ -55,6 +61,7 @@ std::size_t gemm_workspace_size(Implementation implementation, const Gemm &probl
 /// Rows of A or columns of B with Inf or NaN give what FP32 gives.
 /// @throws std::runtime_error when the launch fails, or when `implementation` needs CUDA and the
 ///         library was built without it.
+/// @throws std::logic_error for an activation that `implementation` does not fuse.
 void gemm(
     Implementation implementation,
     const Gemm &problem,

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <string>
+#include <tuple>
 
 #include <ATen/ATen.h>
 
@@ -33,6 +34,37 @@ at::Tensor linear(
 /// @return [..., in_features], contiguous
 at::Tensor linear_input_gradient(
     const at::Tensor &grad_output, const at::Tensor &weight, const std::string &mode
+);
+
+/// A linear layer with the activation that follows it, the operator
+/// `metatomic_tc::linear_activation`, differentiable twice. With z = `input · weightᵀ + bias`,
+/// `silu` is z · sigmoid(z), and `swiglu` is v · sigmoid(g) for the halves v, g = z.chunk(2, -1).
+///
+/// The mode holds for the gradient with respect to the input too; activations and their gradients
+/// are computed in FP32. What the gradient needs is kept only where there will be one.
+///
+/// @param activation `silu` or `swiglu`
+/// @return [..., out_features], or [..., out_features / 2] with `swiglu`; contiguous
+/// @throws c10::Error as `linear`, on an unknown activation, and on an odd number of output
+///         features with `swiglu`
+at::Tensor linear_activation(
+    const at::Tensor &input,
+    const at::Tensor &weight,
+    const std::optional<at::Tensor> &bias,
+    const std::string &activation,
+    const std::string &mode
+);
+
+/// `linear_activation` together with z, which its gradient needs: the operator
+/// `metatomic_tc::linear_activation_forward`.
+///
+/// @return output as of `linear_activation`, and z, [..., out_features]
+std::tuple<at::Tensor, at::Tensor> linear_activation_forward(
+    const at::Tensor &input,
+    const at::Tensor &weight,
+    const std::optional<at::Tensor> &bias,
+    const std::string &activation,
+    const std::string &mode
 );
 
 /// `device` as the dispatch table sees it.

@@ -1,0 +1,148 @@
+#include "linear_kernels.hpp"
+
+#include "metatomic_tc/linear.hpp"
+
+namespace metatomic_tc {
+
+namespace {
+
+using at::Tensor;
+
+Activation parse_activation(const std::string &name) {
+    TORCH_CHECK_VALUE(
+        name == "silu" || name == "swiglu",
+        "metatomic_tc::linear_activation computes the activations silu and swiglu, but found '",
+        name,
+        "'."
+    );
+    return name == "silu" ? Activation::silu : Activation::swiglu;
+}
+
+Activation check_linear_activation(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    const std::string &activation_name
+) {
+    check_linear(input, weight, bias);
+    auto activation = parse_activation(activation_name);
+    TORCH_CHECK_VALUE(
+        activation != Activation::swiglu || weight.sym_size(0) % 2 == 0,
+        "metatomic_tc::linear_activation needs an even number of output features with swiglu, a "
+        "value and a gate for each column of its result, but found a weight of shape ",
+        weight.sym_sizes(),
+        "."
+    );
+    return activation;
+}
+
+Activated forward_cpu(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    const std::string &activation_name,
+    const std::string &mode,
+    bool keep_pre_activation
+) {
+    auto activation = check_linear_activation(input, weight, bias, activation_name);
+    auto product = cpu_product(input, weight, bias, Direction::forward, mode);
+    return activate(product, activation, keep_pre_activation);
+}
+
+Activated forward_cuda(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    const std::string &activation_name,
+    const std::string &mode,
+    bool keep_pre_activation
+) {
+    auto activation = check_linear_activation(input, weight, bias, activation_name);
+    return cuda_product(
+        input, weight, bias, Direction::forward, mode, activation, keep_pre_activation
+    );
+}
+
+Activated forward_meta(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    const std::string &activation_name,
+    const std::string &mode
+) {
+    auto activation = check_linear_activation(input, weight, bias, activation_name);
+    parse_mode(mode);
+    auto product = meta_product(input, weight, Direction::forward);
+    auto shape = product.sym_sizes().vec();
+    if (activation == Activation::swiglu) {
+        shape.back() = shape.back() / 2;
+    }
+    return {at::empty_symint(shape, product.options()), product};
+}
+
+} // namespace
+
+Tensor linear_activation_cpu(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    std::string activation,
+    std::string mode
+) {
+    return forward_cpu(input, weight, bias, activation, mode, false).output;
+}
+
+Tensor linear_activation_cuda(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    std::string activation,
+    std::string mode
+) {
+    return forward_cuda(input, weight, bias, activation, mode, false).output;
+}
+
+Tensor linear_activation_meta(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    std::string activation,
+    std::string mode
+) {
+    return forward_meta(input, weight, bias, activation, mode).output;
+}
+
+std::tuple<Tensor, Tensor> linear_activation_forward_cpu(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    std::string activation,
+    std::string mode
+) {
+    auto result = forward_cpu(input, weight, bias, activation, mode, true);
+    return {result.output, result.pre_activation};
+}
+
+std::tuple<Tensor, Tensor> linear_activation_forward_cuda(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    std::string activation,
+    std::string mode
+) {
+    auto result = forward_cuda(input, weight, bias, activation, mode, true);
+    return {result.output, result.pre_activation};
+}
+
+std::tuple<Tensor, Tensor> linear_activation_forward_meta(
+    const Tensor &input,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    std::string activation,
+    std::string mode
+) {
+    auto result = forward_meta(input, weight, bias, activation, mode);
+    return {result.output, result.pre_activation};
+}
+
+} // namespace metatomic_tc
