@@ -18,9 +18,6 @@ constexpr int tile_m = 128;
 constexpr int threads = 384;
 constexpr int consumer_warps = 8;
 constexpr int rows_bytes = tile_m * step_k * 4;
-/// Steps by which one warpgroup is behind the other one, so that they are not both at the end of a
-/// tile, where they have nothing to multiply.
-constexpr int skew = 2;
 /// Steps of K, 512 elements, whose sum is kept apart: a sum of many steps loses accuracy.
 constexpr int long_steps = 16;
 /// Tiles of rows that run at about the same time, to share what they read of the weight.
@@ -515,11 +512,8 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
     auto *long_sums = parameters.long_sums + static_cast<int64_t>(blockIdx.x) * tile_m * TileN;
 
     auto work = Work(parameters), upcoming = work;
-    auto remaining = work.steps;
+    auto remaining = work.steps, steps_in_sums = 0;
     auto stage = Ring<Mode::stages>(), next = stage;
-    if (warp >= consumer_warps / 2) {
-        ptx::skew_wait();
-    }
     ptx::barrier_wait(shared.full(stage), stage.parity);
     load_rows<Mode, TileN>(shared, stage, row, lane, fragments[0], inverses[0]);
     start_products<Mode, TileN, 0>(shared, stage, fragments[0], step_sums);
@@ -567,7 +561,6 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
         }
         start_products<Mode, TileN, 0>(shared, next, fragments[1 - Set], step_sums);
     };
-    auto done = 0;
     for (auto odd = false; !work.done(parameters); odd = !odd) {
         next.advance();
         if (odd) {
@@ -577,17 +570,14 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
         }
         stage = next;
         remaining--;
-        done++;
-        if (done == skew && warp < consumer_warps / 2) {
-            ptx::skew_arrive();
-        }
         if (remaining == work.steps - 1) {
             // early, while there is something else to do
             upcoming.next(parameters);
         }
-        auto apart = (work.steps - remaining) / long_steps;
-        if (remaining > 0 && (work.steps - remaining) % long_steps == 0) {
-            if (apart > 1) {
+        steps_in_sums++;
+        if (steps_in_sums == long_steps && remaining > 0) {
+            steps_in_sums = 0;
+            if (work.steps - remaining > long_steps) {
                 add_sums<TileN>(long_sums, thread, sums);
             }
             put_sums<TileN>(long_sums, thread, sums);
@@ -610,10 +600,8 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
             }
             work = upcoming;
             remaining = work.steps;
+            steps_in_sums = 0;
         }
-    }
-    if (done < skew && warp < consumer_warps / 2) {
-        ptx::skew_arrive();
     }
     ptx::products_wait();
 }

@@ -84,15 +84,6 @@ __device__ inline void warpgroup_barrier(int id) {
     }
 }
 
-/// The second warpgroup of products waits until the first one has arrived.
-__device__ inline void skew_wait() {
-    asm volatile("bar.sync 3, 256;" ::: "memory");
-}
-
-__device__ inline void skew_arrive() {
-    asm volatile("bar.arrive 3, 256;" ::: "memory");
-}
-
 /// Waits until the kernel before this one, which may have let this one start early, has ended.
 __device__ inline void previous_kernel_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");

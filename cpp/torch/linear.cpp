@@ -227,6 +227,53 @@ Activated activate(const Tensor &product, Activation activation, bool keep_pre_a
     return {output, keep_pre_activation ? product : Tensor()};
 }
 
+void cuda_gemm(
+    Implementation implementation,
+    const Tensor &rows,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    Direction direction,
+    Activation activation,
+    const Tensor &result,
+    const Tensor &pre_activation,
+    int64_t tile_n,
+    int64_t splits
+) {
+    auto forward = direction == Direction::forward;
+    auto [A, lda] = row_major(rows);
+    auto [B, ldb] = row_major(weight);
+    auto bias_values = bias.has_value() && bias->defined() ? bias->contiguous() : Tensor();
+    auto problem = Gemm{
+        rows.size(0),
+        weight.size(forward ? 0 : 1),
+        rows.size(1),
+        A.const_data_ptr<float>(),
+        lda,
+        B.const_data_ptr<float>(),
+        ldb,
+        forward,
+        bias_values.defined() ? bias_values.const_data_ptr<float>() : nullptr,
+        result.mutable_data_ptr<float>(),
+        result.size(-1),
+        activation,
+        pre_activation.defined() ? pre_activation.mutable_data_ptr<float>() : nullptr,
+        static_cast<int>(tile_n),
+        static_cast<int>(splits),
+    };
+    auto workspace_size = gemm_workspace_size(implementation, problem);
+    auto workspace =
+        at::empty({static_cast<int64_t>(workspace_size)}, rows.options().dtype(at::kByte));
+    // through the device interface of c10, this file needs no CUDA headers
+    auto stream = c10::impl::VirtualGuardImpl(rows.device().type()).getStream(rows.device());
+    gemm(
+        implementation,
+        problem,
+        workspace.mutable_data_ptr(),
+        workspace_size,
+        stream.native_handle()
+    );
+}
+
 Activated cuda_product(
     const Tensor &rows,
     const Tensor &weight,
@@ -255,38 +302,17 @@ Activated cuda_product(
         shape.back() = columns;
         return at::empty(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
     };
-    auto columns = fused && activation == Activation::swiglu ? N / 2 : N;
-    auto result = empty(columns);
+    auto result = empty(fused && activation == Activation::swiglu ? N / 2 : N);
     auto pre_activation = fused && keep_pre_activation ? empty(N) : Tensor();
-    auto [A, lda] = row_major(flat);
-    auto [B, ldb] = row_major(weight);
-    auto bias_values = bias.has_value() && bias->defined() ? bias->contiguous() : Tensor();
-    auto problem = Gemm{
-        M,
-        N,
-        K,
-        A.const_data_ptr<float>(),
-        lda,
-        B.const_data_ptr<float>(),
-        ldb,
-        forward,
-        bias_values.defined() ? bias_values.const_data_ptr<float>() : nullptr,
-        result.mutable_data_ptr<float>(),
-        columns,
-        fused ? activation : Activation::none,
-        pre_activation.defined() ? pre_activation.mutable_data_ptr<float>() : nullptr,
-    };
-    auto workspace_size = gemm_workspace_size(implementation, problem);
-    auto workspace =
-        at::empty({static_cast<int64_t>(workspace_size)}, rows.options().dtype(at::kByte));
-    // through the device interface of c10, this file needs no CUDA headers
-    auto stream = c10::impl::VirtualGuardImpl(rows.device().type()).getStream(rows.device());
-    gemm(
+    cuda_gemm(
         implementation,
-        problem,
-        workspace.mutable_data_ptr(),
-        workspace_size,
-        stream.native_handle()
+        flat,
+        weight,
+        bias,
+        direction,
+        fused ? activation : Activation::none,
+        result,
+        pre_activation
     );
     return fused ? Activated{result, pre_activation}
                  : activate(result, activation, keep_pre_activation);
@@ -339,6 +365,20 @@ linear_input_gradient_meta(const Tensor &grad_output, const Tensor &weight, std:
     return meta_product(grad_output, weight, Direction::input_gradient);
 }
 
+namespace {
+
+void check_cuda(c10::Device device) {
+    if (!at::hasCUDA()) {
+        throw std::runtime_error(
+            "The device " + device.str() +
+            " was asked for, but PyTorch finds no CUDA GPU here; use the CPU, or check the driver "
+            "and that PyTorch is a CUDA build."
+        );
+    }
+}
+
+} // namespace
+
 Hardware hardware(c10::Device device) {
     if (device.is_cpu()) {
         return Hardware();
@@ -348,23 +388,18 @@ Hardware hardware(c10::Device device) {
             "metatomic-tc runs on cpu and cuda devices, but found the device " + device.str() + "."
         );
     }
-    if (!at::hasCUDA()) {
-        throw std::runtime_error(
-            "The device " + device.str() +
-            " was asked for, but PyTorch finds no CUDA GPU here; use the CPU, or check the driver "
-            "and that PyTorch is a CUDA build."
-        );
+    if (!device.has_index()) {
+        check_cuda(device);
+        device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
     }
-    auto index = device.has_index()
-                     ? device.index()
-                     : c10::impl::VirtualGuardImpl(device.type()).getDevice().index();
     // asking the driver takes longer than a small product
     static std::mutex mutex;
     static auto &known = *new std::map<int, Hardware>();
     auto lock = std::lock_guard(mutex);
-    auto entry = known.find(index);
+    auto entry = known.find(device.index());
     if (entry == known.end()) {
-        entry = known.emplace(index, cuda_hardware(index)).first;
+        check_cuda(device);
+        entry = known.emplace(device.index(), cuda_hardware(device.index())).first;
     }
     return entry->second;
 }

@@ -107,6 +107,26 @@ std::tuple<at::Tensor, at::Tensor> linear_activation_forward_autograd(
     std::string mode
 );
 
+/// The operator `metatomic_tc::gemm`, for benchmarks: `a · bᵀ + bias` with `transpose_b`, else
+/// `a · b + bias`, by the implementation of this name, whatever the dispatch table says.
+///
+/// @param a [M,K], float32 on a CUDA device
+/// @param b [N,K] with `transpose_b`, else [K,N]
+/// @param bias [N] or none
+/// @param tile_n, splits see `Gemm`
+/// @return [M,N]
+/// @throws c10::Error on other dtypes, shapes or devices, an unknown implementation, or one that
+///         does not run on CUDA devices
+at::Tensor gemm_cuda(
+    const at::Tensor &a,
+    const at::Tensor &b,
+    const std::optional<at::Tensor> &bias,
+    bool transpose_b,
+    std::string implementation,
+    int64_t tile_n,
+    int64_t splits
+);
+
 // ---- what the kernels of these operators share ----
 
 /// Whether the product is `rows · weightᵀ` (a forward) or `rows · weight` (an input gradient).
@@ -131,6 +151,21 @@ at::Tensor cpu_product(
     const std::optional<at::Tensor> &bias,
     Direction direction,
     const std::string &mode_name
+);
+
+/// The product by one implementation on the current CUDA device, into `result`. `rows` has two
+/// dimensions, `pre_activation` may be undefined; for `tile_n` and `splits` see `Gemm`.
+void cuda_gemm(
+    Implementation implementation,
+    const at::Tensor &rows,
+    const at::Tensor &weight,
+    const std::optional<at::Tensor> &bias,
+    Direction direction,
+    Activation activation,
+    const at::Tensor &result,
+    const at::Tensor &pre_activation,
+    int64_t tile_n = 0,
+    int64_t splits = 0
 );
 
 /// The product and its activation on a CUDA device: in one pass where the kernel can do that.

@@ -134,6 +134,10 @@ void define_operators(torch::Library &m) {
         "str mode) -> (Tensor output, Tensor pre_activation)"
     );
     m.def("linear_input_gradient(Tensor grad_output, Tensor weight, str mode) -> Tensor");
+    m.def(
+        "gemm(Tensor a, Tensor b, Tensor? bias, bool transpose_b, str implementation, "
+        "int tile_n=0, int splits=0) -> Tensor"
+    );
     m.def("convert(Tensor model, str mode) -> (Tensor, str)", &convert);
     m.def("dispatch_table() -> str", &dispatch_table_json);
     m.def(
@@ -175,6 +179,7 @@ struct Registration {
         cuda->impl("linear_input_gradient", &linear_input_gradient_cuda);
         cuda->impl("linear_activation", &linear_activation_cuda);
         cuda->impl("linear_activation_forward", &linear_activation_forward_cuda);
+        cuda->impl("gemm", &gemm_cuda);
         meta = implement(c10::DispatchKey::Meta);
         meta->impl("linear", &linear_meta);
         meta->impl("linear_input_gradient", &linear_input_gradient_meta);
