@@ -83,7 +83,7 @@ const SliceProducts &slice_products(Mode mode) {
     static const SliceProducts tf32 = {F::tf32, 1, 1, {{{0, 0}}}};
     // lo·lo is below FP32's own rounding error, and so are the three smallest of the nine products
     static const SliceProducts tf32x3 = {F::tf32, 2, 1, {{{1, 0}, {0, 1}}, {{0, 0}}}};
-    static const SliceProducts fp16x3 = {F::fp16, 2, 1, tf32x3.bands, 32};
+    static const SliceProducts fp16x3 = {F::fp16, 2, 2048, tf32x3.bands, 32};
     static const SliceProducts bf16x6 = {
         F::bf16,
         3,

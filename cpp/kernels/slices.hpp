@@ -15,7 +15,7 @@ enum class SliceFormat { tf32, bf16, fp16 };
 /// weight; slice 0 is the largest.
 ///
 /// Two slices of TF32 are those of CUTLASS; of FP16, those of Ootomo and Yokota (arXiv:2203.03341),
-/// who scale the smaller one, where here the operands are scaled. Three slices of BF16 with six or
+/// who scale the smaller one; here the operands are scaled, too. Three slices of BF16 with six or
 /// nine products are those of Henry, Tang and Heinecke (arXiv:1904.06376).
 struct SliceProducts {
     SliceFormat format;

@@ -20,14 +20,8 @@ FP32_LEVEL = ["tf32x3", "fp16x3", "bf16x6", "bf16x9"]
 MINIMUM = json.loads(torch.ops.metatomic_tc.build_info())["minimum_features"]
 K_VALUES = [4, 16, 31, 64, 256, 1000, 4096]
 DATA = ["normal", "same-sign", "wide-range"]
-#: (mode, data, K) for the tests of accuracy. Where twelve orders of magnitude meet in a short sum,
-#: the largest numbers of the operands may all be multiplied by small ones. The errors of fp16x3 are
-#: relative to these largest numbers, as a test of its own shows.
-ACCURACY_CASES = [
-    (name, kind, K)
-    for name, kind, K in itertools.product(FP32_LEVEL, DATA, K_VALUES)
-    if not (name == "fp16x3" and kind == "wide-range" and MINIMUM <= K < 256)
-]
+#: (mode, data, K) for the tests of accuracy
+ACCURACY_CASES = list(itertools.product(FP32_LEVEL, DATA, K_VALUES))
 
 
 @pytest.fixture(params=DISTINCT_MODES)
@@ -102,6 +96,11 @@ def test_fp32_level_modes_are_as_accurate_as_fp32(name, kind, K, device):
     native_rms, native_maximum = errors(linear(input, weight, None, "fp32"), input, weight)
     factor = allowance(name, kind, K, device)
     assert rms <= factor * native_rms
+    # Where twelve orders of magnitude meet in a short sum, the largest numbers of an input and of
+    # a weight may all be multiplied by small ones. fp16x3 has errors relative to these largest
+    # numbers (tested below): they show in a few of the results, in more the more rows there are.
+    if name == "fp16x3" and kind == "wide-range" and MINIMUM <= K < 64:
+        return
     assert maximum <= factor * native_maximum
 
 
@@ -208,10 +207,30 @@ def test_fp16x3_is_relative_to_the_largest_of_a_chunk_and_of_an_output(K, device
         return values.amax(1, keepdim=True).expand_as(values)
 
     a, b = input.abs(), weight.abs()
-    largest_of_chunks = torch.cat([largest(chunk) for chunk in a.split(32, 1)], 1)
+    largest_a = torch.cat([largest(chunk) for chunk in a.split(32, 1)], 1)
+    largest_b = largest(b)
     bound = 2.5 * native * 2.0**-24 * (a @ b.T)
-    bound += 2.0**-39 * (largest_of_chunks @ b.T + a @ largest(b).T)
+    bound += 2.0**-49 * (largest_a @ b.T + a @ largest_b.T) + 2.0**-78 * (largest_a @ largest_b.T)
     assert (error <= bound).all()
+
+
+def test_fp16x3_is_precise_down_to_a_small_part_of_the_largest(device):
+    supported("fp16x3", device)
+    generator = torch.Generator().manual_seed(0)
+    # every result is the sum of a large number times a small one and a small one times a large one
+    for small in (1e-3, 1e-5, 1e-8, 2.0**-27):
+        input, weight = torch.zeros(64, 48), torch.zeros(48, 48)
+        input[:, 0], weight[:, 1] = 1 + torch.rand(64, generator=generator), 1
+        weight[:, 0], input[:, 1] = small, small * (1 + torch.rand(64, generator=generator))
+        weight *= 1 + torch.rand(48, 48, generator=generator)
+        input, weight = input.to(device), weight.to(device)
+        gradient = torch.ops.metatomic_tc.linear_input_gradient
+        for result in (
+            linear(input, weight, None, "fp16x3"),
+            gradient(input, weight.T.contiguous(), "fp16x3"),
+        ):
+            _, maximum = errors(result, input, weight)
+            assert maximum <= 8
 
 
 def test_fp16x3_scales_every_chunk_of_a_row_and_every_output(device):
