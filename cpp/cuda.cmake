@@ -56,6 +56,8 @@ target_sources(metatomic_tc PRIVATE
     kernels/wgmma_fp16x3_64.cu
     kernels/wgmma_tf32x3_128.cu
     kernels/wgmma_tf32x3_64.cu
+    kernels/wgmma_tf32x3_two_parts_128.cu
+    kernels/wgmma_tf32x3_two_parts_64.cu
 )
 target_include_directories(metatomic_tc PRIVATE
     ${CUTLASS_INCLUDE_DIR} ${CUBLASLT_INCLUDE_DIR})

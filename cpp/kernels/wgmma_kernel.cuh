@@ -167,14 +167,15 @@ produce(const Shared<Mode, TileN> &shared, const CUtensorMap *rows_map, const Pa
     fill(last, last.first_step);
 }
 
-/// Loads and slices this thread's elements of two rows.
+/// Loads and slices this thread's elements of two rows. Returns whether the products with a low slice
+/// have a scale of their own.
 template <typename Mode, int TileN, int Registers>
-__device__ inline void load_rows(
+__device__ inline bool load_rows(
     const Shared<Mode, TileN> &shared,
     const Ring<Mode::stages> &stage,
     int row,
     int lane,
-    uint32_t (&fragments)[Mode::slice_count][Registers],
+    uint32_t (&fragments)[Mode::row_slices][Registers],
     float (&inverses)[2]
 ) {
     float values[2][8];
@@ -192,7 +193,12 @@ __device__ inline void load_rows(
                          : "memory");
         }
     }
-    Mode::split(values, fragments, inverses);
+    if constexpr (Mode::scaled) {
+        return Mode::split(values, fragments, inverses, row / 64);
+    } else {
+        Mode::split(values, fragments);
+        return false;
+    }
 }
 
 /// Starts all products of a part of a step.
@@ -200,7 +206,7 @@ template <typename Mode, int TileN, int Part, int Registers>
 __device__ inline void start_products(
     const Shared<Mode, TileN> &shared,
     const Ring<Mode::stages> &stage,
-    const uint32_t (&fragments)[Mode::slice_count][Registers],
+    const uint32_t (&fragments)[Mode::row_slices][Registers],
     float (&sums)[TileN / 2]
 ) {
     auto tile = static_cast<uint64_t>((shared.weight(stage) & 0x3ffff) >> 4);
@@ -499,7 +505,7 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
     auto row = warp * 16 + lane / 4;
 
     // two sets, since the Tensor Cores read one while the other one is written
-    uint32_t fragments[2][Mode::slice_count][registers];
+    uint32_t fragments[2][Mode::row_slices][registers];
     float inverses[2][2];
     float step_sums[TileN / 2], sums[TileN / 2];
 #pragma unroll
@@ -514,21 +520,17 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
     auto work = Work(parameters), upcoming = work;
     auto remaining = work.steps, steps_in_sums = 0;
     auto stage = Ring<Mode::stages>(), next = stage;
-    ptx::barrier_wait(shared.full(stage), stage.parity);
-    load_rows<Mode, TileN>(shared, stage, row, lane, fragments[0], inverses[0]);
-    start_products<Mode, TileN, 0>(shared, stage, fragments[0], step_sums);
 
     // adds the sums of the products that are under way with the fragments `Set`
-    auto promote = [&](auto set, auto part) {
+    auto promote = [&](auto set) {
         constexpr int Set = decltype(set)::value;
-        [[maybe_unused]] constexpr int Part = decltype(part)::value;
         ptx::products_wait();
 #pragma unroll
         for (int i = 0; i < TileN / 2; i++) {
             ptx::pin(step_sums[i]);
         }
 #pragma unroll
-        for (int slice = 0; slice < Mode::slice_count; slice++) {
+        for (int slice = 0; slice < Mode::row_slices; slice++) {
 #pragma unroll
             for (int i = 0; i < registers; i++) {
                 ptx::pin(fragments[Set][slice][i]);
@@ -537,8 +539,7 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
 #pragma unroll
         for (int i = 0; i < TileN / 2; i++) {
             if constexpr (Mode::scaled) {
-                auto scale = inverses[Set][i / 2 % 2] * Mode::part_scale(Part);
-                sums[i] = fmaf(step_sums[i], scale, sums[i]);
+                sums[i] = fmaf(step_sums[i], inverses[Set][i / 2 % 2], sums[i]);
             } else {
                 sums[i] += step_sums[i];
             }
@@ -546,21 +547,43 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
             ptx::pin(sums[i]);
         }
     };
+    auto load = [&](auto set) {
+        constexpr int Set = decltype(set)::value;
+        ptx::barrier_wait(shared.full(next), next.parity);
+        return load_rows<Mode, TileN>(shared, next, row, lane, fragments[Set], inverses[Set]);
+    };
+    // starts the products of the next step with the fragments `Set`
+    auto start = [&](auto set, [[maybe_unused]] bool wide) {
+        constexpr int Set = decltype(set)::value;
+        if constexpr (Mode::scaled) {
+            if (wide) {
+                start_products<Mode, TileN, 1>(shared, next, fragments[Set], step_sums);
+                promote(set);
+                inverses[Set][0] *= 1 / Mode::low_scale;
+                inverses[Set][1] *= 1 / Mode::low_scale;
+                start_products<Mode, TileN, 2>(shared, next, fragments[Set], step_sums);
+                return;
+            }
+        }
+        start_products<Mode, TileN, 0>(shared, next, fragments[Set], step_sums);
+    };
     // finishes the step whose products are under way with the fragments `Set`, and starts the next
     auto advance = [&](auto set) {
         constexpr int Set = decltype(set)::value;
+        constexpr auto other = std::integral_constant<int, 1 - Set>();
         if constexpr (Mode::parts == 2) {
-            promote(set, std::integral_constant<int, 0>());
+            promote(set);
             start_products<Mode, TileN, 1>(shared, stage, fragments[Set], step_sums);
         }
-        ptx::barrier_wait(shared.full(next), next.parity);
-        load_rows<Mode, TileN>(shared, next, row, lane, fragments[1 - Set], inverses[1 - Set]);
-        promote(set, std::integral_constant<int, Mode::parts - 1>());
+        auto wide = load(other);
+        promote(set);
         if (lane == 0) {
             ptx::barrier_arrive(shared.empty(stage));
         }
-        start_products<Mode, TileN, 0>(shared, next, fragments[1 - Set], step_sums);
+        start(other, wide);
     };
+    constexpr auto first = std::integral_constant<int, 0>();
+    start(first, load(first));
     for (auto odd = false; !work.done(parameters); odd = !odd) {
         next.advance();
         if (odd) {

@@ -8,6 +8,7 @@ namespace metatomic_tc::wgmma {
 
 // the modes, defined in wgmma_slices.cuh
 struct Tf32x3;
+struct Tf32x3TwoParts;
 struct Fp16x3;
 struct Bf16x6;
 struct Bf16x9;

@@ -84,6 +84,25 @@ __device__ inline void warpgroup_barrier(int id) {
     }
 }
 
+/// Whether `value` is true in any thread of a warpgroup; `id` as above.
+__device__ inline bool warpgroup_any(int id, bool value) {
+    int result;
+    if (id == 1) {
+        asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\n"
+                     "barrier.cta.red.or.pred.aligned q, 1, 128, p;\nselp.b32 %0, 1, 0, q;\n}\n"
+                     : "=r"(result)
+                     : "r"(static_cast<int>(value))
+                     : "memory");
+    } else {
+        asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\n"
+                     "barrier.cta.red.or.pred.aligned q, 2, 128, p;\nselp.b32 %0, 1, 0, q;\n}\n"
+                     : "=r"(result)
+                     : "r"(static_cast<int>(value))
+                     : "memory");
+    }
+    return result != 0;
+}
+
 /// Waits until the kernel before this one, which may have let this one start early, has ended.
 __device__ inline void previous_kernel_wait() {
     asm volatile("griddepcontrol.wait;" ::: "memory");

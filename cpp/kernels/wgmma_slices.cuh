@@ -46,26 +46,27 @@ __device__ inline float round_to_tf32(float value) {
 
 } // namespace slices
 
-/// Two TF32 slices and three products.
-struct Tf32x3 {
+/// Two TF32 slices and three products. The products of a step come in `Parts` parts, after each of
+/// which the accumulator is promoted: with two, half as much is cut off, and there is twice as much
+/// to add.
+template <int Parts> struct Tf32x3InParts {
     static constexpr auto element = ptx::Element::tf32;
     static constexpr int slice_count = 2;
+    static constexpr int row_slices = 2;
     /// Elements of K in one product instruction.
     static constexpr int instruction_k = 8;
     static constexpr bool scaled = false;
     static constexpr int stages = 4;
-    /// Parts of the products of a step, after each of which the accumulator is promoted: here the
-    /// halves of the step. Twice as many promotions make half the loss to cutting off.
-    static constexpr int parts = 2;
+    static constexpr int parts = Parts;
     __device__ static constexpr int products_in(int) {
-        return 6;
+        return 12 / Parts;
     }
     /// The product number `i` of a part: the small ones first.
     __device__ static constexpr Product product(int part, int i) {
-        constexpr Product products[] = {{1, 0, 0}, {1, 0, 1}, {0, 1, 0},
-                                        {0, 1, 1}, {0, 0, 0}, {0, 0, 1}};
-        auto result = products[i];
-        result.instruction += 2 * part;
+        constexpr int instructions = 4 / Parts;
+        constexpr Product products[] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 0}};
+        auto result = products[i / instructions];
+        result.instruction = part * instructions + i % instructions;
         return result;
     }
     /// 16-byte pieces that a slice of one row of the packed weight has in a step of K.
@@ -74,7 +75,7 @@ struct Tf32x3 {
 
     /// Fragments of two rows of a thread.
     __device__ static void
-    split(const float (&x)[2][8], uint32_t (&fragments)[slice_count][16], float (&)[2]) {
+    split(const float (&x)[2][8], uint32_t (&fragments)[row_slices][16]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
 #pragma unroll
@@ -122,6 +123,9 @@ struct Tf32x3 {
     }
 };
 
+struct Tf32x3 : Tf32x3InParts<1> {};
+struct Tf32x3TwoParts : Tf32x3InParts<2> {};
+
 /// What the modes of 16-bit slices have in common: the order of K, and where slices are packed. The
 /// first two share rows of 128 bytes, a third one has rows of 64 bytes behind them.
 struct SixteenBit {
@@ -145,27 +149,31 @@ struct SixteenBit {
     }
 };
 
-/// Two FP16 slices, the low one scaled by 2¹¹, and three products. FP16 has too few exponents: each
-/// row and step of K is scaled by the power of two that brings its largest element to [2¹⁴, 2¹⁵),
-/// and each row of the weight likewise over the whole of K.
+/// Two FP16 slices and three products. FP16 has too few exponents: each row and step of K is scaled
+/// by the power of two that brings its largest element to [2¹⁴, 2¹⁵), each row of the weight
+/// likewise over the whole of K, and its low slice by 2¹¹ more.
+///
+/// The products with a low slice need their own scale then, and so their own promotion, unless the
+/// factor 2¹¹ goes to the rows: hi·2⁻¹¹ times the low slice of the weight, and a low slice without
+/// the factor. Both are exact enough where no element of the rows is smaller than the 2¹⁸th part
+/// of the largest one that shares its scale; a warpgroup decides that for each step.
 struct Fp16x3 : SixteenBit {
     static constexpr auto element = ptx::Element::f16;
+    /// In the rows: high, low, and the high slice that multiplies the low one of the weight.
+    static constexpr int row_slices = 3;
     static constexpr int slice_count = 2;
     static constexpr bool scaled = true;
     static constexpr int stages = 6;
-    /// The parts have different scales: first hi·hi, then the products with a low slice.
-    static constexpr int parts = 2;
     static constexpr float low_scale = 2048;
+    static constexpr int parts = 3;
+    /// Part 0: all products, the small ones first. Part 1: hi·hi. Part 2: those with a low slice.
     __device__ static constexpr int products_in(int part) {
-        return part == 0 ? 2 : 4;
+        return part == 0 ? 6 : part == 1 ? 2 : 4;
     }
     __device__ static constexpr Product product(int part, int i) {
-        constexpr Product products[] = {{0, 0, 0}, {0, 0, 1}, {1, 0, 0},
-                                        {1, 0, 1}, {0, 1, 0}, {0, 1, 1}};
-        return products[2 * part + i];
-    }
-    __device__ static constexpr float part_scale(int part) {
-        return part == 0 ? 1 : 1 / low_scale;
+        constexpr Product products[] = {{1, 0, 0}, {1, 0, 1}, {2, 1, 0},
+                                        {2, 1, 1}, {0, 0, 0}, {0, 0, 1}};
+        return products[part == 1 ? 4 + i : i];
     }
     static constexpr int weight_row_bytes = 128;
 
@@ -181,14 +189,23 @@ struct Fp16x3 : SixteenBit {
     }
 
     /// The low slices of two scaled numbers with the high slices `hi`.
-    __device__ static __half2 low(float first, float second, __half2 hi) {
+    __device__ static __half2 low(float first, float second, __half2 hi, float factor) {
         return __floats2half2_rn(
-            (first - __low2float(hi)) * low_scale, (second - __high2float(hi)) * low_scale
+            (first - __low2float(hi)) * factor, (second - __high2float(hi)) * factor
         );
     }
 
-    __device__ static void
-    split(const float (&x)[2][8], uint32_t (&fragments)[slice_count][8], float (&inverses)[2]) {
+    /// Fragments of two rows, and the factors that undo their scale. Returns whether the products
+    /// with a low slice have a scale of their own, the same in all threads of the warpgroup.
+    __device__ static bool split(
+        const float (&x)[2][8],
+        uint32_t (&fragments)[row_slices][8],
+        float (&inverses)[2],
+        int warpgroup
+    ) {
+        float scaled[2][8];
+        // of 2|x| - 1 as integers, where a zero is larger than all numbers
+        auto smallest = 0xffffffffu;
 #pragma unroll
         for (int row = 0; row < 2; row++) {
             auto largest = fabsf(x[row][0]);
@@ -201,22 +218,35 @@ struct Fp16x3 : SixteenBit {
             auto factor = scale(largest);
             inverses[row] = inverse(factor);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                auto first = x[row][2 * i] * factor, second = x[row][2 * i + 1] * factor;
-                auto hi = __floats2half2_rn(first, second);
-                auto lo = low(first, second, hi);
-                auto place = 4 * (i / 2) + 2 * (i % 2) + row;
-                fragments[0][place] = slices::pack(hi);
-                fragments[1][place] = slices::pack(lo);
+            for (int i = 0; i < 8; i++) {
+                scaled[row][i] = x[row][i] * factor;
+                smallest = min(smallest, 2 * slices::bits(scaled[row][i]) - 1);
             }
         }
+        constexpr auto limit = 0x3e000000u; // 2⁻³ = 2¹⁵ · 2⁻¹⁸
+        auto wide = ptx::warpgroup_any(1 + warpgroup, smallest < 2 * limit - 1);
+        auto low_factor = wide ? low_scale : 1.0f;
+        auto high_factor = __float2half2_rn(wide ? 1.0f : 1 / low_scale);
+#pragma unroll
+        for (int row = 0; row < 2; row++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                auto first = scaled[row][2 * i], second = scaled[row][2 * i + 1];
+                auto hi = __floats2half2_rn(first, second);
+                auto place = 4 * (i / 2) + 2 * (i % 2) + row;
+                fragments[0][place] = slices::pack(hi);
+                fragments[1][place] = slices::pack(low(first, second, hi, low_factor));
+                fragments[2][place] = slices::pack(__hmul2(hi, high_factor));
+            }
+        }
+        return wide;
     }
 
     __device__ static void pack(const float (&w)[8], uint4 (&packed)[slice_count]) {
         uint32_t halves[slice_count][4];
         for (int i = 0; i < 4; i++) {
             auto hi = __floats2half2_rn(w[2 * i], w[2 * i + 1]);
-            auto lo = low(w[2 * i], w[2 * i + 1], hi);
+            auto lo = low(w[2 * i], w[2 * i + 1], hi, low_scale);
             halves[0][i] = slices::pack(hi);
             halves[1][i] = slices::pack(lo);
         }
@@ -230,6 +260,7 @@ struct Fp16x3 : SixteenBit {
 struct Bf16 : SixteenBit {
     static constexpr auto element = ptx::Element::bf16;
     static constexpr int slice_count = 3;
+    static constexpr int row_slices = 3;
     static constexpr bool scaled = false;
     static constexpr int stages = 5;
     static constexpr int parts = 1;
@@ -247,7 +278,7 @@ struct Bf16 : SixteenBit {
     }
 
     __device__ static void
-    split(const float (&x)[2][8], uint32_t (&fragments)[slice_count][8], float (&)[2]) {
+    split(const float (&x)[2][8], uint32_t (&fragments)[row_slices][8]) {
 #pragma unroll
         for (int row = 0; row < 2; row++) {
 #pragma unroll

@@ -787,7 +787,8 @@ def test_the_table_decides_what_is_selected():
 
 
 @pytest.mark.parametrize(
-    "mode, capability, cuda", [("tf32x3", 75, 12040), ("bf16x9", 90, 13000), ("bf16x9", 100, 12080)]
+    "mode, capability, cuda",
+    [("tf32x3", 75, 12040), ("fp16x3", 80, 13000), ("bf16x6", 100, 13000), ("bf16x9", 100, 12080)],
 )
 def test_what_a_gpu_cannot_do_is_an_error_that_names_what_it_can(mode, capability, cuda):
     with pytest.raises(RuntimeError, match=mode) as error:
