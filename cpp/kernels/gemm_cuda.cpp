@@ -6,6 +6,7 @@
 
 #include "cublas.hpp"
 #include "cutlass_3xtf32.hpp"
+#include "mma_bf16.hpp"
 #include "nonfinite.hpp"
 
 namespace metatomic_tc {
@@ -21,6 +22,11 @@ std::size_t gemm_workspace_size(Implementation implementation, const Gemm &) {
     case Implementation::cutlass_3xtf32_128x64_sliced_k:
     case Implementation::cutlass_3xtf32_64x64_sliced_k:
         return cutlass_3xtf32::workspace_size;
+    case Implementation::mma_bf16x6_128x64:
+    case Implementation::mma_bf16x6_64x64:
+    case Implementation::mma_bf16x9_128x64:
+    case Implementation::mma_bf16x9_64x64:
+        return mma_bf16::workspace_size;
     case Implementation::cpu_fp32:
     case Implementation::cpu_emulated:
         break;
@@ -50,6 +56,11 @@ void gemm(
     case Implementation::cublas_bf16x9_eager:
         cublas::gemm(implementation, problem, workspace, stream);
         return nonfinite::repair(problem, nullptr, static_cast<cudaStream_t>(stream));
+    case Implementation::mma_bf16x6_128x64:
+    case Implementation::mma_bf16x6_64x64:
+    case Implementation::mma_bf16x9_128x64:
+    case Implementation::mma_bf16x9_64x64:
+        return mma_bf16::gemm(implementation, problem, workspace, stream);
     default:
         return cutlass_3xtf32::gemm(implementation, problem, workspace, stream);
     }

@@ -43,6 +43,14 @@ enum class Implementation {
     cutlass_3xtf32_128x64_sliced_k,
     /// CUTLASS OpMultiplyAddFastF32, threadblock tile 64 x 64 x 32, K sliced between warps.
     cutlass_3xtf32_64x64_sliced_k,
+    /// Three BF16 slices by `mma.sync`, the six largest products, threadblock tile 128 x 64.
+    mma_bf16x6_128x64,
+    /// Three BF16 slices by `mma.sync`, the six largest products, threadblock tile 64 x 64.
+    mma_bf16x6_64x64,
+    /// Three BF16 slices by `mma.sync`, all nine products, threadblock tile 128 x 64.
+    mma_bf16x9_128x64,
+    /// Three BF16 slices by `mma.sync`, all nine products, threadblock tile 64 x 64.
+    mma_bf16x9_64x64,
 };
 
 std::string to_string(Implementation implementation);
