@@ -46,6 +46,19 @@ target_sources(metatomic_tc PRIVATE
     kernels/cutlass_3xtf32_64x64_sliced_k_unaligned_plain.cu
     kernels/cutlass_3xtf32_64x64_sliced_k_unaligned_transposed.cu
     kernels/gemm_cuda.cpp
+    kernels/mma_bf16.cu
+    kernels/mma_bf16x6_128x64_plain.cu
+    kernels/mma_bf16x6_128x64_transposed.cu
+    kernels/mma_bf16x6_64x64_plain.cu
+    kernels/mma_bf16x6_64x64_transposed.cu
+    kernels/mma_bf16x6_64x64_unaligned_plain.cu
+    kernels/mma_bf16x6_64x64_unaligned_transposed.cu
+    kernels/mma_bf16x9_128x64_plain.cu
+    kernels/mma_bf16x9_128x64_transposed.cu
+    kernels/mma_bf16x9_64x64_plain.cu
+    kernels/mma_bf16x9_64x64_transposed.cu
+    kernels/mma_bf16x9_64x64_unaligned_plain.cu
+    kernels/mma_bf16x9_64x64_unaligned_transposed.cu
     kernels/nonfinite.cu
     kernels/wgmma.cpp
     kernels/wgmma_bf16x6_128.cu

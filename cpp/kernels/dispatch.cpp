@@ -52,6 +52,14 @@ const std::vector<DispatchRule> &dispatch_table() {
         {Mode::tf32x3, true, 80, any_newer, 0, 264, 1025, I::cutlass_3xtf32_128x64_sliced_k},
         {Mode::tf32x3, true, 80, any_newer, 0, 264, 0, I::cutlass_3xtf32_128x64},
         {Mode::tf32x3, true, 80, any_newer, 0, 0, 0, I::cutlass_3xtf32_64x64_sliced_k},
+        {Mode::bf16x6, true, 80, 89, 0, 264, 0, I::mma_bf16x6_128x64},
+        {Mode::bf16x6, true, 80, 89, 0, 0, 0, I::mma_bf16x6_64x64},
+        {Mode::bf16x6, true, 120, 129, 0, 264, 0, I::mma_bf16x6_128x64},
+        {Mode::bf16x6, true, 120, 129, 0, 0, 0, I::mma_bf16x6_64x64},
+        {Mode::bf16x9, true, 80, 89, 0, 264, 0, I::mma_bf16x9_128x64},
+        {Mode::bf16x9, true, 80, 89, 0, 0, 0, I::mma_bf16x9_64x64},
+        {Mode::bf16x9, true, 120, 129, 0, 264, 0, I::mma_bf16x9_128x64},
+        {Mode::bf16x9, true, 120, 129, 0, 0, 0, I::mma_bf16x9_64x64},
         {Mode::bf16x9, true, 100, 100, 12090, 0, 0, I::cublas_bf16x9_performant},
         {Mode::bf16x9, true, 103, 103, 12090, 0, 0, I::cublas_bf16x9_performant},
         {Mode::bf16x9_eager, true, 100, 100, 12090, 0, 0, I::cublas_bf16x9_eager},
@@ -88,12 +96,20 @@ std::string to_string(Implementation implementation) {
         return "wgmma-bf16x6";
     case Implementation::wgmma_bf16x9:
         return "wgmma-bf16x9";
+    case Implementation::mma_bf16x6_128x64:
+        return "mma-bf16x6-128x64";
+    case Implementation::mma_bf16x6_64x64:
+        return "mma-bf16x6-64x64";
+    case Implementation::mma_bf16x9_128x64:
+        return "mma-bf16x9-128x64";
+    case Implementation::mma_bf16x9_64x64:
+        return "mma-bf16x9-64x64";
     }
     throw std::logic_error("This value of metatomic_tc::Implementation has no name.");
 }
 
 Implementation parse_implementation(const std::string &name) {
-    for (int i = 0; i <= static_cast<int>(Implementation::wgmma_bf16x9); i++) {
+    for (int i = 0; i <= static_cast<int>(Implementation::mma_bf16x9_64x64); i++) {
         auto implementation = static_cast<Implementation>(i);
         if (to_string(implementation) == name) {
             return implementation;

@@ -6,6 +6,7 @@
 
 #include "cublas.hpp"
 #include "cutlass_3xtf32.hpp"
+#include "mma_bf16.hpp"
 #include "nonfinite.hpp"
 #include "wgmma.hpp"
 
@@ -39,6 +40,11 @@ std::size_t gemm_workspace_size(Implementation implementation, const Gemm &probl
     case Implementation::wgmma_bf16x6:
     case Implementation::wgmma_bf16x9:
         return wgmma::workspace_size(implementation, problem);
+    case Implementation::mma_bf16x6_128x64:
+    case Implementation::mma_bf16x6_64x64:
+    case Implementation::mma_bf16x9_128x64:
+    case Implementation::mma_bf16x9_64x64:
+        return mma_bf16::workspace_size;
     case Implementation::cpu_fp32:
     case Implementation::cpu_emulated:
         break;
@@ -76,6 +82,11 @@ void gemm(
     case Implementation::wgmma_bf16x6:
     case Implementation::wgmma_bf16x9:
         return wgmma::gemm(implementation, problem, workspace, stream);
+    case Implementation::mma_bf16x6_128x64:
+    case Implementation::mma_bf16x6_64x64:
+    case Implementation::mma_bf16x9_128x64:
+    case Implementation::mma_bf16x9_64x64:
+        return mma_bf16::gemm(implementation, problem, workspace, stream);
     default:
         return cutlass_3xtf32::gemm(implementation, problem, workspace, stream);
     }

@@ -48,6 +48,14 @@ enum class Implementation {
     wgmma_fp16x3,
     wgmma_bf16x6,
     wgmma_bf16x9,
+    /// Three BF16 slices by `mma.sync`, the six largest products, threadblock tile 128 x 64.
+    mma_bf16x6_128x64,
+    /// Three BF16 slices by `mma.sync`, the six largest products, threadblock tile 64 x 64.
+    mma_bf16x6_64x64,
+    /// Three BF16 slices by `mma.sync`, all nine products, threadblock tile 128 x 64.
+    mma_bf16x9_128x64,
+    /// Three BF16 slices by `mma.sync`, all nine products, threadblock tile 64 x 64.
+    mma_bf16x9_64x64,
 };
 
 std::string to_string(Implementation implementation);
