@@ -2,8 +2,9 @@
 
     check_cuda.py libmetatomic_tc.so 80 90a 100
 
-For every architecture: the library holds TF32x3, BF16x6 and BF16x9 kernels for it, and each of them
-has Tensor Core instructions on TF32 or BF16 operands, a multiple of the number of its products.
+For every architecture: the library holds TF32x3, BF16x6 and BF16x9 kernels for it, for 90a also those
+by wgmma and FP16x3, and each of them has Tensor Core instructions on the operands of its name, a
+multiple of the number of its products.
 Needs `cuobjdump` and `nvdisasm` of the CUDA toolkit on PATH.
 """
 
@@ -31,6 +32,14 @@ def bf16(products):
     )
 
 
+def wgmma(mode, instruction, products):
+    return Family(
+        re.compile(rf"wgmma\d+multiply_kernelINS0_\d+{mode}\w*ELi"),
+        re.compile(rf"\bHGMMA\.64x\d+x{instruction}\b(?!\.)"),
+        products,
+    )
+
+
 FAMILIES = {
     "TF32x3": Family(
         # the multiply-add operator of CUTLASS
@@ -42,19 +51,30 @@ FAMILIES = {
     "BF16x6": bf16(6),
     "BF16x9": bf16(9),
 }
+#: only for compute capability 9.0a
+WGMMA_FAMILIES = {
+    "wgmma TF32x3": wgmma("Tf32x3", r"8\.F32\.TF32", 3),
+    "wgmma FP16x3": wgmma("Fp16x3", r"16\.F32", 3),
+    "wgmma BF16x6": wgmma("Bf16x6", r"16\.F32\.BF16", 6),
+    "wgmma BF16x9": wgmma("Bf16x9", r"16\.F32\.BF16", 9),
+}
+
+
+def families(architecture):
+    return FAMILIES | WGMMA_FAMILIES if architecture == "90a" else FAMILIES
 
 
 def tensor_core_instructions(library, architecture):
     """{family: {kernel: {instruction: count}}} for one architecture."""
     command = ["cuobjdump", "-sass", "-arch", f"sm_{architecture}", library]
-    kernels = {family: {} for family in FAMILIES}
+    kernels = {family: {} for family in families(architecture)}
     kernel, instruction = None, None
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             if "Function : " in line:
                 name = line.split("Function : ")[1].strip()
                 kernel = None
-                for name_of_family, family in FAMILIES.items():
+                for name_of_family, family in families(architecture).items():
                     if family.kernel.search(name):
                         kernel = kernels[name_of_family].setdefault(name, {})
                         instruction = family.instruction
@@ -69,7 +89,7 @@ def check(library, architecture):
     """{family: number of kernels}; exits when one of them does not use Tensor Cores."""
     numbers = {}
     for family, kernels in tensor_core_instructions(library, architecture).items():
-        products = FAMILIES[family].products
+        products = families(architecture)[family].products
         if not kernels:
             sys.exit(f"{library} has no {family} kernel for sm_{architecture}")
         for name, instructions in kernels.items():
@@ -94,6 +114,9 @@ def check(library, architecture):
 
 def main(library, *architectures):
     numbers = {architecture: check(library, architecture) for architecture in architectures}
+    for found in numbers.values():
+        for family in WGMMA_FAMILIES:
+            found.pop(family, None)
     if any(number != numbers[architectures[0]] for number in numbers.values()):
         sys.exit(f"not every architecture has the same number of kernels: {numbers}")
 

@@ -73,7 +73,8 @@ Tiling tiling(Implementation implementation, const Gemm &problem) {
 
 std::size_t workspace_size(Implementation implementation, const Gemm &problem) {
     auto chosen = tiling(implementation, problem);
-    return functions(implementation, chosen.tile_n, problem.K).workspace_size(problem, chosen.splits);
+    return functions(implementation, chosen.tile_n, problem.K)
+        .workspace_size(problem, chosen.splits);
 }
 
 void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream) {

@@ -8,7 +8,8 @@
 /// Products in slices by `wgmma`, the product instruction of compute capability 9.0a.
 namespace metatomic_tc::wgmma {
 
-/// How a product is cut into the work of blocks: tiles of 128 x `tile_n`, and K into `splits` parts.
+/// How a product is cut into the work of blocks: tiles of 128 x `tile_n`, and K into `splits`
+/// parts.
 struct Tiling {
     int tile_n;
     int splits;

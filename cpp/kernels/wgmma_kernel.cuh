@@ -75,7 +75,7 @@ struct Work {
         locate(parameters);
     }
 
-private:
+  private:
     __device__ void locate(const Parameters &parameters) {
         auto index = item;
         split = 0;
@@ -141,16 +141,15 @@ template <typename Mode, int TileN> struct Shared {
 /// Fills the stages. After the last step comes one more, which the consumers start on but do not
 /// use: so they need no condition around their products.
 template <typename Mode, int TileN>
-__device__ void
-produce(const Shared<Mode, TileN> &shared, const CUtensorMap *rows_map, const Parameters &parameters) {
+__device__ void produce(
+    const Shared<Mode, TileN> &shared, const CUtensorMap *rows_map, const Parameters &parameters
+) {
     auto stage = Ring<Mode::stages>();
     auto fill = [&](const Work &work, int step) {
         ptx::barrier_wait(shared.empty(stage), stage.parity ^ 1);
         auto full = shared.full(stage);
         ptx::barrier_expect(full, stage_bytes<Mode, TileN>());
-        ptx::copy_box(
-            shared.rows(stage), rows_map, step * step_k, work.tile_row * tile_m, full
-        );
+        ptx::copy_box(shared.rows(stage), rows_map, step * step_k, work.tile_row * tile_m, full);
         constexpr auto bytes = TileN * Mode::weight_row_bytes;
         auto block = static_cast<int64_t>(work.tile_column) * parameters.steps + step;
         ptx::copy_bytes(shared.weight(stage), parameters.weight + block * bytes, bytes, full);
@@ -167,18 +166,15 @@ produce(const Shared<Mode, TileN> &shared, const CUtensorMap *rows_map, const Pa
     fill(last, last.first_step);
 }
 
-/// Loads and slices this thread's elements of two rows. Returns whether the products with a low slice
-/// have a scale of their own.
-template <typename Mode, int TileN, int Registers>
-__device__ inline bool load_rows(
+/// Loads this thread's elements of two rows, `row` and `row` + 8 of the tile.
+template <typename Mode, int TileN>
+__device__ inline void load_rows(
     const Shared<Mode, TileN> &shared,
     const Ring<Mode::stages> &stage,
     int row,
     int lane,
-    uint32_t (&fragments)[Mode::row_slices][Registers],
-    float (&inverses)[2]
+    float (&values)[2][8]
 ) {
-    float values[2][8];
 #pragma unroll
     for (int i = 0; i < 2; i++) {
 #pragma unroll
@@ -193,12 +189,6 @@ __device__ inline bool load_rows(
                          : "memory");
         }
     }
-    if constexpr (Mode::scaled) {
-        return Mode::split(values, fragments, inverses, row / 64);
-    } else {
-        Mode::split(values, fragments);
-        return false;
-    }
 }
 
 /// Starts all products of a part of a step.
@@ -206,7 +196,7 @@ template <typename Mode, int TileN, int Part, int Registers>
 __device__ inline void start_products(
     const Shared<Mode, TileN> &shared,
     const Ring<Mode::stages> &stage,
-    const uint32_t (&fragments)[Mode::row_slices][Registers],
+    const uint32_t (&fragments)[Mode::slice_count][Registers],
     float (&sums)[TileN / 2]
 ) {
     auto tile = static_cast<uint64_t>((shared.weight(stage) & 0x3ffff) >> 4);
@@ -311,8 +301,8 @@ __device__ void repair(const Gemm &problem, int64_t first_row, int tile, int lan
             continue;
         }
         auto &output = problem.C[row * problem.ldc + column];
-        auto *kept = problem.pre_activation == nullptr ? nullptr
-                                                       : problem.pre_activation + row * problem.N;
+        auto *kept =
+            problem.pre_activation == nullptr ? nullptr : problem.pre_activation + row * problem.N;
         auto kept_is_finite = kept == nullptr || (isfinite(kept[column]) &&
                                                   (!swiglu || isfinite(kept[column + columns])));
         if (isfinite(output) && kept_is_finite) {
@@ -442,18 +432,18 @@ __device__ void store(
 }
 
 /// Writes a thread's sums, neighbouring threads next to each other. `memory` is that of a tile.
-template <int TileN> __device__ void put_sums(float *memory, int thread, const float (&sums)[TileN / 2]) {
+template <int TileN>
+__device__ void put_sums(float *memory, int thread, const float (&sums)[TileN / 2]) {
     auto *values = reinterpret_cast<float4 *>(memory) + thread;
 #pragma unroll
     for (int i = 0; i < TileN / 8; i++) {
-        __stcg(
-            values + i * 256, {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]}
-        );
+        __stcg(values + i * 256, {sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]});
     }
 }
 
 /// Adds what `put_sums` has written.
-template <int TileN> __device__ void add_sums(const float *memory, int thread, float (&sums)[TileN / 2]) {
+template <int TileN>
+__device__ void add_sums(const float *memory, int thread, float (&sums)[TileN / 2]) {
     const auto *values = reinterpret_cast<const float4 *>(memory) + thread;
 #pragma unroll
     for (int i = 0; i < TileN / 8; i++) {
@@ -468,8 +458,13 @@ template <int TileN> __device__ void add_sums(const float *memory, int thread, f
 /// Adds up the parts of K in their order, so that the result does not depend on which block is
 /// last. Returns false in all warpgroups but the last one of a tile, which goes on with the sums.
 template <int TileN>
-__device__ bool
-join_parts(const Parameters &parameters, const Work &work, int warpgroup, int thread, float (&sums)[TileN / 2]) {
+__device__ bool join_parts(
+    const Parameters &parameters,
+    const Work &work,
+    int warpgroup,
+    int thread,
+    float (&sums)[TileN / 2]
+) {
     __shared__ int arrivals[2];
     constexpr int64_t values = tile_m * TileN;
     auto tile = static_cast<int64_t>(work.item / parameters.splits);
@@ -505,7 +500,7 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
     auto row = warp * 16 + lane / 4;
 
     // two sets, since the Tensor Cores read one while the other one is written
-    uint32_t fragments[2][Mode::row_slices][registers];
+    uint32_t fragments[2][Mode::slice_count][registers];
     float inverses[2][2];
     float step_sums[TileN / 2], sums[TileN / 2];
 #pragma unroll
@@ -522,7 +517,7 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
     auto stage = Ring<Mode::stages>(), next = stage;
 
     // adds the sums of the products that are under way with the fragments `Set`
-    auto promote = [&](auto set) {
+    auto promote = [&](auto set, [[maybe_unused]] auto part) {
         constexpr int Set = decltype(set)::value;
         ptx::products_wait();
 #pragma unroll
@@ -530,7 +525,7 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
             ptx::pin(step_sums[i]);
         }
 #pragma unroll
-        for (int slice = 0; slice < Mode::row_slices; slice++) {
+        for (int slice = 0; slice < Mode::slice_count; slice++) {
 #pragma unroll
             for (int i = 0; i < registers; i++) {
                 ptx::pin(fragments[Set][slice][i]);
@@ -539,7 +534,8 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
 #pragma unroll
         for (int i = 0; i < TileN / 2; i++) {
             if constexpr (Mode::scaled) {
-                sums[i] = fmaf(step_sums[i], inverses[Set][i / 2 % 2], sums[i]);
+                auto scale = inverses[Set][i / 2 % 2] * Mode::part_scale(decltype(part)::value);
+                sums[i] = fmaf(step_sums[i], scale, sums[i]);
             } else {
                 sums[i] += step_sums[i];
             }
@@ -547,43 +543,43 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
             ptx::pin(sums[i]);
         }
     };
-    auto load = [&](auto set) {
-        constexpr int Set = decltype(set)::value;
+    auto start = [&](auto set, auto part, const Ring<Mode::stages> &at) {
+        start_products<Mode, TileN, decltype(part)::value>(
+            shared, at, fragments[decltype(set)::value], step_sums
+        );
+    };
+    float values[2][8];
+    auto load = [&] {
         ptx::barrier_wait(shared.full(next), next.parity);
-        return load_rows<Mode, TileN>(shared, next, row, lane, fragments[Set], inverses[Set]);
+        load_rows<Mode, TileN>(shared, next, row, lane, values);
     };
-    // starts the products of the next step with the fragments `Set`
-    auto start = [&](auto set, [[maybe_unused]] bool wide) {
+    auto split = [&](auto set) {
         constexpr int Set = decltype(set)::value;
-        if constexpr (Mode::scaled) {
-            if (wide) {
-                start_products<Mode, TileN, 1>(shared, next, fragments[Set], step_sums);
-                promote(set);
-                inverses[Set][0] *= 1 / Mode::low_scale;
-                inverses[Set][1] *= 1 / Mode::low_scale;
-                start_products<Mode, TileN, 2>(shared, next, fragments[Set], step_sums);
-                return;
-            }
-        }
-        start_products<Mode, TileN, 0>(shared, next, fragments[Set], step_sums);
+        Mode::split(values[0], 0, fragments[Set], inverses[Set][0]);
+        Mode::split(values[1], 1, fragments[Set], inverses[Set][1]);
     };
+    constexpr auto part_0 = std::integral_constant<int, 0>();
+    constexpr auto part_1 = std::integral_constant<int, Mode::parts - 1>();
     // finishes the step whose products are under way with the fragments `Set`, and starts the next
+    // one, which is sliced while the products are under way
     auto advance = [&](auto set) {
-        constexpr int Set = decltype(set)::value;
-        constexpr auto other = std::integral_constant<int, 1 - Set>();
+        constexpr auto other = std::integral_constant<int, 1 - decltype(set)::value>();
         if constexpr (Mode::parts == 2) {
-            promote(set);
-            start_products<Mode, TileN, 1>(shared, stage, fragments[Set], step_sums);
+            promote(set, part_0);
+            start(set, part_1, stage);
         }
-        auto wide = load(other);
-        promote(set);
+        load();
+        split(other);
+        promote(set, part_1);
         if (lane == 0) {
             ptx::barrier_arrive(shared.empty(stage));
         }
-        start(other, wide);
+        start(other, part_0, next);
     };
-    constexpr auto first = std::integral_constant<int, 0>();
-    start(first, load(first));
+    constexpr auto set_0 = std::integral_constant<int, 0>();
+    load();
+    split(set_0);
+    start(set_0, part_0, next);
     for (auto odd = false; !work.done(parameters); odd = !odd) {
         next.advance();
         if (odd) {
@@ -630,8 +626,9 @@ __device__ void consume(const Shared<Mode, TileN> &shared, const Parameters &par
 }
 
 template <typename Mode, int TileN>
-__global__ void __launch_bounds__(threads, 1)
-    multiply_kernel(const __grid_constant__ CUtensorMap rows_map, const __grid_constant__ Parameters parameters) {
+__global__ void __launch_bounds__(threads, 1) multiply_kernel(
+    const __grid_constant__ CUtensorMap rows_map, const __grid_constant__ Parameters parameters
+) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ unsigned char memory[];
     auto shared = Shared<Mode, TileN>(memory);

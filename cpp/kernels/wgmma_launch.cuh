@@ -17,7 +17,7 @@ inline int64_t ceil_div(int64_t a, int64_t b) {
 
 /// Hands out the parts of a workspace, each aligned to 256 bytes.
 class Allocator {
-public:
+  public:
     explicit Allocator(void *memory) : memory_(static_cast<unsigned char *>(memory)) {}
 
     template <typename T> T *take(int64_t count) {
@@ -30,7 +30,7 @@ public:
         return used_;
     }
 
-private:
+  private:
     unsigned char *memory_;
     int64_t used_ = 0;
 };
@@ -78,8 +78,7 @@ inline void check(cudaError_t status, const char *what) {
     }
 }
 
-template <typename Mode, int TileN>
-std::size_t workspace_size(const Gemm &problem, int splits) {
+template <typename Mode, int TileN> std::size_t workspace_size(const Gemm &problem, int splits) {
     return Workspace<Mode, TileN>(problem, splits, nullptr).size;
 }
 
@@ -88,7 +87,8 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
     auto workspace = Workspace<Mode, TileN>(problem, splits, memory);
     auto groups = workspace.tiles_n * TileN / 16;
     // enough blocks to keep the GPU busy, of four steps or more
-    auto parts_of_k = std::clamp<int64_t>(4 * multiprocessors() / groups, 1, ceil_div(workspace.steps, 4));
+    auto parts_of_k =
+        std::clamp<int64_t>(4 * multiprocessors() / groups, 1, ceil_div(workspace.steps, 4));
     pack_kernel<Mode, TileN><<<dim3(groups, parts_of_k), 256, 0, stream>>>(
         problem,
         workspace.steps,

@@ -13,16 +13,17 @@ __device__ inline float weight_element(const Gemm &problem, int64_t row, int64_t
     );
 }
 
-/// Packs the weight: blocks (i, j) of 256 threads have the group `i` of 16 rows of the packed weight
-/// and a part of K. Where the mode scales the weight, writes the inverse scale of each row. Also sets
-/// `finished_parts` to 0.
+/// Packs the weight: blocks (i, j) of 256 threads have the group `i` of 16 rows of the packed
+/// weight and a part of K. Where the mode scales the weight, writes the inverse scale of each row.
+/// Also sets `finished_parts` to 0.
 template <typename Mode, int TileN>
 __global__ void pack_kernel(
     Gemm problem, int steps, unsigned char *packed, float *inverses, int *finished_parts, int parts
 ) {
     ptx::next_kernel_start();
     constexpr auto groups = TileN / 16, elements = step_k / Mode::pieces;
-    auto tile = static_cast<int>(blockIdx.x) / groups, group = static_cast<int>(blockIdx.x) % groups;
+    auto tile = static_cast<int>(blockIdx.x) / groups,
+         group = static_cast<int>(blockIdx.x) % groups;
     auto thread = static_cast<int>(threadIdx.x);
     // the 16 rows of the group are 16 rows of the weight in another order
     auto first_row = first_column<TileN>(problem.activation, problem.N, tile, group, 0);
@@ -66,7 +67,7 @@ __global__ void pack_kernel(
             }
             scales[thread] = Mode::scale(value);
             if (blockIdx.y == 0 && first_row + thread < end) {
-                inverses[first_row + thread] = Mode::inverse(scales[thread]);
+                inverses[first_row + thread] = Mode::inverse_of(scales[thread]);
             }
         }
         __syncthreads();
@@ -93,8 +94,8 @@ __global__ void pack_kernel(
         }
         uint4 slices[Mode::slice_count];
         Mode::pack(values, slices);
-        auto *block = packed + (static_cast<int64_t>(tile) * steps + step) * TileN *
-                                   Mode::weight_row_bytes;
+        auto *block =
+            packed + (static_cast<int64_t>(tile) * steps + step) * TileN * Mode::weight_row_bytes;
         for (int slice = 0; slice < Mode::slice_count; slice++) {
             auto offset = Mode::template offset<TileN>(slice, 16 * group + row, piece);
             *reinterpret_cast<uint4 *>(block + offset) = slices[slice];

@@ -1,7 +1,7 @@
 #pragma once
 
-// The instructions of compute capability 9.0a that CUDA C++ has no functions for: barriers of shared
-// memory that count bytes, bulk copies, and the asynchronous products of a warpgroup.
+// The instructions of compute capability 9.0a that CUDA C++ has no functions for: barriers of
+// shared memory that count bytes, bulk copies, and the asynchronous products of a warpgroup.
 #include <cstdint>
 
 #include <cuda.h>
@@ -44,9 +44,8 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
 }
 
 /// Copies a box of a two-dimensional tensor; elements outside of the tensor become zero.
-__device__ inline void copy_box(
-    uint32_t destination, const CUtensorMap *map, int column, int row, uint32_t barrier
-) {
+__device__ inline void
+copy_box(uint32_t destination, const CUtensorMap *map, int column, int row, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, %3}], [%4];" ::"r"(destination),
                  "l"(map),
@@ -82,25 +81,6 @@ __device__ inline void warpgroup_barrier(int id) {
     } else {
         asm volatile("bar.sync 2, 128;" ::: "memory");
     }
-}
-
-/// Whether `value` is true in any thread of a warpgroup; `id` as above.
-__device__ inline bool warpgroup_any(int id, bool value) {
-    int result;
-    if (id == 1) {
-        asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\n"
-                     "barrier.cta.red.or.pred.aligned q, 1, 128, p;\nselp.b32 %0, 1, 0, q;\n}\n"
-                     : "=r"(result)
-                     : "r"(static_cast<int>(value))
-                     : "memory");
-    } else {
-        asm volatile("{\n.reg .pred p, q;\nsetp.ne.b32 p, %1, 0;\n"
-                     "barrier.cta.red.or.pred.aligned q, 2, 128, p;\nselp.b32 %0, 1, 0, q;\n}\n"
-                     : "=r"(result)
-                     : "r"(static_cast<int>(value))
-                     : "memory");
-    }
-    return result != 0;
 }
 
 /// Waits until the kernel before this one, which may have let this one start early, has ended.
@@ -171,8 +151,9 @@ enum class Element { tf32, f16, bf16 };
                  : METATOMIC_TC_D32(d, 0), METATOMIC_TC_D32(d, 32)                                 \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(Accumulate))
 
-/// d[64,N] (+)= a·bᵀ over 32 bytes of K (8 TF32 or 16 sixteen-bit numbers), of one warpgroup: `a` in
-/// registers, `b` the descriptor of N rows of shared memory. Without `Accumulate`, d is overwritten.
+/// d[64,N] (+)= a·bᵀ over 32 bytes of K (8 TF32 or 16 sixteen-bit numbers), of one warpgroup: `a`
+/// in registers, `b` the descriptor of N rows of shared memory. Without `Accumulate`, d is
+/// overwritten.
 template <Element E, int N, bool Accumulate>
 __device__ inline void multiply(float (&d)[N / 2], const uint32_t *a, uint64_t b) {
     static_assert(N == 64 || N == 128);

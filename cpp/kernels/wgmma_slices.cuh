@@ -3,9 +3,10 @@
 // How each mode slices its operands for the Tensor Cores of compute capability 9.0, and which slice
 // products it adds in which order.
 //
-// A step of K is 32 elements. A thread of a quad (threads 4i to 4i + 3 of a warp) loads the elements
-// 8t to 8t + 7 of the step with two 16-byte loads, t its place in the quad; the products take the
-// elements of K in another order, `weight_column`, in which the weight is therefore packed.
+// A step of K is 32 elements. A thread of a quad (threads 4i to 4i + 3 of a warp) loads the
+// elements 8t to 8t + 7 of the step with two 16-byte loads, t its place in the quad; the products
+// take the elements of K in another order, `weight_column`, in which the weight is therefore
+// packed.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -52,7 +53,6 @@ __device__ inline float round_to_tf32(float value) {
 template <int Parts> struct Tf32x3InParts {
     static constexpr auto element = ptx::Element::tf32;
     static constexpr int slice_count = 2;
-    static constexpr int row_slices = 2;
     /// Elements of K in one product instruction.
     static constexpr int instruction_k = 8;
     static constexpr bool scaled = false;
@@ -73,22 +73,19 @@ template <int Parts> struct Tf32x3InParts {
     static constexpr int pieces = 8;
     static constexpr int weight_row_bytes = 256;
 
-    /// Fragments of two rows of a thread.
+    /// Fragments of the elements of row `row`, of two, of a thread.
     __device__ static void
-    split(const float (&x)[2][8], uint32_t (&fragments)[row_slices][16]) {
+    split(const float (&x)[8], int row, uint32_t (&fragments)[slice_count][16], float &) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                auto value = x[j % 2][2 * i + j / 2];
-                auto hi = slices::round_to_tf32(value);
-                // The hardware cuts the low slice off after 10 bits. Half a unit of the last one is
-                // between 0.5 and 1 times 2⁻¹¹ of the value: with 0.71, cutting off is all but
-                // rounding to nearest. Unlike an integer addition it leaves NaN alone.
-                auto lo = (value - hi) * 1.000345267f;
-                fragments[0][4 * i + j] = slices::bits(hi);
-                fragments[1][4 * i + j] = slices::bits(lo);
-            }
+        for (int i = 0; i < 8; i++) {
+            auto hi = slices::round_to_tf32(x[i]);
+            // The hardware cuts the low slice off after 10 bits. Half a unit of the last one is
+            // between 0.5 and 1 times 2⁻¹¹ of the value: with 0.71, cutting off is all but rounding
+            // to nearest. Unlike an integer addition it leaves NaN alone.
+            auto lo = (x[i] - hi) * 1.000345267f;
+            auto place = 4 * (i / 2) + 2 * (i % 2) + row;
+            fragments[0][place] = slices::bits(hi);
+            fragments[1][place] = slices::bits(lo);
         }
     }
 
@@ -111,7 +108,8 @@ template <int Parts> struct Tf32x3InParts {
 
     /// Where a piece of a slice of a row is in the packed tile of `tile_n` rows: with the 128-byte
     /// swizzle of the hardware.
-    template <int TileN> __host__ __device__ static constexpr int offset(int slice, int row, int piece) {
+    template <int TileN>
+    __host__ __device__ static constexpr int offset(int slice, int row, int piece) {
         return slice * TileN * 128 + row * 128 + ((piece ^ (row & 7)) * 16);
     }
 
@@ -136,7 +134,8 @@ struct SixteenBit {
         return 8 * (i / 2) + 2 * piece + i % 2;
     }
 
-    template <int TileN> __host__ __device__ static constexpr int offset(int slice, int row, int piece) {
+    template <int TileN>
+    __host__ __device__ static constexpr int offset(int slice, int row, int piece) {
         return slice < 2 ? row * 128 + (((4 * slice + piece) ^ (row & 7)) * 16)
                          : TileN * 128 + row * 64 + ((piece ^ ((row >> 1) & 3)) * 16);
     }
@@ -149,31 +148,28 @@ struct SixteenBit {
     }
 };
 
-/// Two FP16 slices and three products. FP16 has too few exponents: each row and step of K is scaled
-/// by the power of two that brings its largest element to [2¹⁴, 2¹⁵), each row of the weight
-/// likewise over the whole of K, and its low slice by 2¹¹ more.
-///
-/// The products with a low slice need their own scale then, and so their own promotion, unless the
-/// factor 2¹¹ goes to the rows: hi·2⁻¹¹ times the low slice of the weight, and a low slice without
-/// the factor. Both are exact enough where no element of the rows is smaller than the 2¹⁸th part
-/// of the largest one that shares its scale; a warpgroup decides that for each step.
+/// Two FP16 slices, the low one scaled by 2¹¹, and three products. FP16 has too few exponents: each
+/// row and step of K is scaled by the power of two that brings its largest element to [2¹⁴, 2¹⁵),
+/// and each row of the weight likewise over the whole of K.
 struct Fp16x3 : SixteenBit {
     static constexpr auto element = ptx::Element::f16;
-    /// In the rows: high, low, and the high slice that multiplies the low one of the weight.
-    static constexpr int row_slices = 3;
     static constexpr int slice_count = 2;
     static constexpr bool scaled = true;
     static constexpr int stages = 6;
+    /// The parts have different scales: hi·hi, and the products with a low slice.
+    static constexpr int parts = 2;
     static constexpr float low_scale = 2048;
-    static constexpr int parts = 3;
-    /// Part 0: all products, the small ones first. Part 1: hi·hi. Part 2: those with a low slice.
     __device__ static constexpr int products_in(int part) {
-        return part == 0 ? 6 : part == 1 ? 2 : 4;
+        return part == 0 ? 2 : 4;
     }
     __device__ static constexpr Product product(int part, int i) {
-        constexpr Product products[] = {{1, 0, 0}, {1, 0, 1}, {2, 1, 0},
-                                        {2, 1, 1}, {0, 0, 0}, {0, 0, 1}};
-        return products[part == 1 ? 4 + i : i];
+        constexpr Product products[] = {
+            {0, 0, 0}, {0, 0, 1}, {1, 0, 0}, {1, 0, 1}, {0, 1, 0}, {0, 1, 1}
+        };
+        return products[2 * part + i];
+    }
+    __device__ static constexpr float part_scale(int part) {
+        return part == 0 ? 1 : 1 / low_scale;
     }
     static constexpr int weight_row_bytes = 128;
 
@@ -184,69 +180,44 @@ struct Fp16x3 : SixteenBit {
         return __uint_as_float(min(0x86000000u - exponent, 0x7e800000u));
     }
 
-    __device__ static float inverse(float scale) {
+    __device__ static float inverse_of(float scale) {
         return __uint_as_float(0x7f000000u - slices::bits(scale));
     }
 
     /// The low slices of two scaled numbers with the high slices `hi`.
-    __device__ static __half2 low(float first, float second, __half2 hi, float factor) {
+    __device__ static __half2 low(float first, float second, __half2 hi) {
         return __floats2half2_rn(
-            (first - __low2float(hi)) * factor, (second - __high2float(hi)) * factor
+            (first - __low2float(hi)) * low_scale, (second - __high2float(hi)) * low_scale
         );
     }
 
-    /// Fragments of two rows, and the factors that undo their scale. Returns whether the products
-    /// with a low slice have a scale of their own, the same in all threads of the warpgroup.
-    __device__ static bool split(
-        const float (&x)[2][8],
-        uint32_t (&fragments)[row_slices][8],
-        float (&inverses)[2],
-        int warpgroup
-    ) {
-        float scaled[2][8];
-        // of 2|x| - 1 as integers, where a zero is larger than all numbers
-        auto smallest = 0xffffffffu;
+    /// As above; `inverse` undoes the scale of the row.
+    __device__ static void
+    split(const float (&x)[8], int row, uint32_t (&fragments)[slice_count][8], float &inverse) {
+        auto largest = fabsf(x[0]);
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
-            auto largest = fabsf(x[row][0]);
-#pragma unroll
-            for (int i = 1; i < 8; i++) {
-                largest = fmaxf(largest, fabsf(x[row][i]));
-            }
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
-            largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
-            auto factor = scale(largest);
-            inverses[row] = inverse(factor);
-#pragma unroll
-            for (int i = 0; i < 8; i++) {
-                scaled[row][i] = x[row][i] * factor;
-                smallest = min(smallest, 2 * slices::bits(scaled[row][i]) - 1);
-            }
+        for (int i = 1; i < 8; i++) {
+            largest = fmaxf(largest, fabsf(x[i]));
         }
-        constexpr auto limit = 0x3e000000u; // 2⁻³ = 2¹⁵ · 2⁻¹⁸
-        auto wide = ptx::warpgroup_any(1 + warpgroup, smallest < 2 * limit - 1);
-        auto low_factor = wide ? low_scale : 1.0f;
-        auto high_factor = __float2half2_rn(wide ? 1.0f : 1 / low_scale);
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
+        largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
+        auto factor = scale(largest);
+        inverse = inverse_of(factor);
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                auto first = scaled[row][2 * i], second = scaled[row][2 * i + 1];
-                auto hi = __floats2half2_rn(first, second);
-                auto place = 4 * (i / 2) + 2 * (i % 2) + row;
-                fragments[0][place] = slices::pack(hi);
-                fragments[1][place] = slices::pack(low(first, second, hi, low_factor));
-                fragments[2][place] = slices::pack(__hmul2(hi, high_factor));
-            }
+        for (int i = 0; i < 4; i++) {
+            auto first = x[2 * i] * factor, second = x[2 * i + 1] * factor;
+            auto hi = __floats2half2_rn(first, second);
+            auto place = 4 * (i / 2) + 2 * (i % 2) + row;
+            fragments[0][place] = slices::pack(hi);
+            fragments[1][place] = slices::pack(low(first, second, hi));
         }
-        return wide;
     }
 
     __device__ static void pack(const float (&w)[8], uint4 (&packed)[slice_count]) {
         uint32_t halves[slice_count][4];
         for (int i = 0; i < 4; i++) {
             auto hi = __floats2half2_rn(w[2 * i], w[2 * i + 1]);
-            auto lo = low(w[2 * i], w[2 * i + 1], hi, low_scale);
+            auto lo = low(w[2 * i], w[2 * i + 1], hi);
             halves[0][i] = slices::pack(hi);
             halves[1][i] = slices::pack(lo);
         }
@@ -260,7 +231,6 @@ struct Fp16x3 : SixteenBit {
 struct Bf16 : SixteenBit {
     static constexpr auto element = ptx::Element::bf16;
     static constexpr int slice_count = 3;
-    static constexpr int row_slices = 3;
     static constexpr bool scaled = false;
     static constexpr int stages = 5;
     static constexpr int parts = 1;
@@ -278,17 +248,14 @@ struct Bf16 : SixteenBit {
     }
 
     __device__ static void
-    split(const float (&x)[2][8], uint32_t (&fragments)[row_slices][8]) {
+    split(const float (&x)[8], int row, uint32_t (&fragments)[slice_count][8], float &) {
 #pragma unroll
-        for (int row = 0; row < 2; row++) {
+        for (int i = 0; i < 4; i++) {
+            uint32_t pairs[slice_count];
+            slice(x[2 * i], x[2 * i + 1], pairs);
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                uint32_t pairs[slice_count];
-                slice(x[row][2 * i], x[row][2 * i + 1], pairs);
-#pragma unroll
-                for (int s = 0; s < slice_count; s++) {
-                    fragments[s][4 * (i / 2) + 2 * (i % 2) + row] = pairs[s];
-                }
+            for (int s = 0; s < slice_count; s++) {
+                fragments[s][4 * (i / 2) + 2 * (i % 2) + row] = pairs[s];
             }
         }
     }
@@ -313,8 +280,17 @@ struct Bf16x9 : Bf16 {
         return 18;
     }
     __device__ static constexpr Product product(int, int i) {
-        constexpr Product products[] = {{2, 2, 0}, {2, 1, 0}, {1, 2, 0}, {2, 0, 0}, {1, 1, 0},
-                                        {0, 2, 0}, {1, 0, 0}, {0, 1, 0}, {0, 0, 0}};
+        constexpr Product products[] = {
+            {2, 2, 0},
+            {2, 1, 0},
+            {1, 2, 0},
+            {2, 0, 0},
+            {1, 1, 0},
+            {0, 2, 0},
+            {1, 0, 0},
+            {0, 1, 0},
+            {0, 0, 0}
+        };
         auto result = products[i / 2];
         result.instruction = i % 2;
         return result;
@@ -326,8 +302,9 @@ struct Bf16x6 : Bf16 {
         return 12;
     }
     __device__ static constexpr Product product(int, int i) {
-        constexpr Product products[] = {{2, 0, 0}, {1, 1, 0}, {0, 2, 0},
-                                        {1, 0, 0}, {0, 1, 0}, {0, 0, 0}};
+        constexpr Product products[] = {
+            {2, 0, 0}, {1, 1, 0}, {0, 2, 0}, {1, 0, 0}, {0, 1, 0}, {0, 0, 0}
+        };
         auto result = products[i / 2];
         result.instruction = i % 2;
         return result;
