@@ -10,7 +10,7 @@
 #   .gpu/cutlass.tar.xz   the CUTLASS headers, as cutlass_library/source/include
 # Every phase has a time limit and a log of its own in $OUT (default gpu-out), so that one that fails
 # leaves the others alone. The arguments of md_step.py can be set in BENCH, those
-# of gemm.py in GEMM. DEVICE=cpu tries this
+# of gemm.py in GEMM, and options of pytest in PYTEST_OPTIONS. DEVICE=cpu tries this
 # script on a machine without a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -51,7 +51,7 @@ do_build() {
 do_test() {
     local marker=gpu
     if [[ $device == cpu ]]; then marker='not gpu and not slow'; fi
-    python3 -m pytest -m "$marker" -ra --durations=10 tests
+    python3 -m pytest -m "$marker" -ra --durations=10 ${PYTEST_OPTIONS:-} tests
 }
 
 do_sanitize() {
