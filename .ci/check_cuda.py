@@ -2,9 +2,9 @@
 
     check_cuda.py libmetatomic_tc.so 80 90a 100
 
-For every architecture: the library holds TF32x3, BF16x6 and BF16x9 kernels for it, for 90a also those
-by wgmma and FP16x3, and each of them has Tensor Core instructions on the operands of its name, a
-multiple of the number of its products.
+For every architecture: the library holds TF32x3, BF16x6 and BF16x9 kernels for it, for 90a also
+those by wgmma and FP16x3, and each of them has Tensor Core instructions on the operands of its
+name, a multiple of the number of its products.
 Needs `cuobjdump` and `nvdisasm` of the CUDA toolkit on PATH.
 """
 

@@ -1,12 +1,12 @@
-"""Measures which tiling of the kernels for compute capability 9.0 is fastest, and writes the table.
+"""Measures which tiling of the kernels for compute capability 9.0 is fastest, writes the table.
 
-    python benchmarks/tune_wgmma.py                (writes cpp/kernels/wgmma_tilings.inc; then rebuild)
+    python benchmarks/tune_wgmma.py          (writes cpp/kernels/wgmma_tilings.inc; then rebuild)
 
 A product is cut into tiles of 128 x tile_n, and K into `splits` parts, so that small products have
 work for all multiprocessors. What is best depends on how many tiles of 128 x 128 there are and how
-many steps of 32 K has, so the table has one row for every mode and range of the two. Every candidate
-is timed as a user meets it: the weight is packed in each call. The candidates take turns, and the
-plainer one is kept unless another is faster by more than 3 %.
+many steps of 32 K has, so the table has one row for every mode and range of the two. Every
+candidate is timed as a user meets it: the weight is packed in each call. The candidates take turns,
+and the plainer one is kept unless another is faster by more than 3 %.
 """
 
 import argparse

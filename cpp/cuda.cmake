@@ -80,6 +80,11 @@ target_compile_options(metatomic_tc PRIVATE
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
 set_source_files_properties(kernels/gemm_cuda.cpp PROPERTIES
     COMPILE_DEFINITIONS "METATOMIC_TC_CUDA_ARCHITECTURES=\"${architectures}\"")
+# in machine code for other architectures, and in PTX, these kernels are empty
+if(architectures MATCHES "90a")
+    set_source_files_properties(kernels/wgmma.cpp PROPERTIES
+        COMPILE_DEFINITIONS METATOMIC_TC_WGMMA)
+endif()
 # linked by the C++ compiler: nvcc's link line can bring a static libstdc++, which does not mix with
 # PyTorch's shared one
 set_target_properties(metatomic_tc PROPERTIES

@@ -78,6 +78,14 @@ std::size_t workspace_size(Implementation implementation, const Gemm &problem) {
 }
 
 void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream) {
+#ifndef METATOMIC_TC_WGMMA
+    throw std::runtime_error(
+        "This build of metatomic-tc has CUDA kernels for the architectures " +
+        std::string(cuda_architectures()) +
+        ", but a GPU of compute capability 9.0 needs those for 90a; build it again with "
+        "-C cmake.define.CMAKE_CUDA_ARCHITECTURES=90a-real, or without that option."
+    );
+#endif
     auto chosen = tiling(implementation, problem);
     functions(implementation, chosen.tile_n, problem.K)
         .launch(problem, chosen.splits, workspace, static_cast<cudaStream_t>(stream));

@@ -652,6 +652,9 @@ __global__ void __launch_bounds__(threads, 1) multiply_kernel(
         ptx::take_registers<240>();
         consume<Mode, TileN>(shared, parameters);
     }
+#else
+    // the host does not launch it
+    __trap();
 #endif
 }
 

@@ -1,0 +1,96 @@
+"""The operator `metatomic_tc::gemm`, by which benchmarks and these tests choose a kernel."""
+
+import json
+
+import metatomic_tc  # noqa: F401  (loads the operators)
+import pytest
+import torch
+
+MODES = ["tf32x3", "fp16x3", "bf16x6", "bf16x9"]
+#: width of the tiles and parts of K
+TILINGS = [(64, 1), (64, 2), (64, 5), (128, 1), (128, 2), (128, 5)]
+#: M, N, K: tails everywhere, one row, long K (sums kept apart), more tiles than multiprocessors
+SHAPES = [(1, 1, 1), (129, 65, 33), (300, 130, 257), (64, 128, 1500), (20000, 200, 96)]
+
+
+def gemm(a, b, bias=None, transpose_b=True, implementation="cublas-fp32", tile_n=0, splits=0):
+    return torch.ops.metatomic_tc.gemm(a, b, bias, transpose_b, implementation, tile_n, splits)
+
+
+def test_every_implementation_of_the_table_has_a_name_that_info_prints():
+    names = {row["implementation"] for row in json.loads(torch.ops.metatomic_tc.dispatch_table())}
+    assert {f"wgmma-{mode}" for mode in MODES} <= names
+
+
+def test_it_is_for_cuda_devices():
+    with pytest.raises(NotImplementedError, match="gemm"):
+        gemm(torch.ones(2, 2), torch.ones(2, 2))
+
+
+@pytest.fixture
+def cuda():
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    return torch.device("cuda")
+
+
+@pytest.fixture
+def hopper(cuda):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("needs a GPU of compute capability 9.0")
+    return cuda
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transpose_b", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("mode", MODES)
+def test_all_tilings_are_right_and_reproducible(mode, shape, transpose_b, hopper):
+    M, N, K = shape
+    generator = torch.Generator(hopper).manual_seed(0)
+    a = torch.randn(M, K, device=hopper, generator=generator)
+    b = torch.randn(N, K, device=hopper, generator=generator)
+    b = b if transpose_b else b.T.contiguous()
+    bias = torch.randn(N, device=hopper, generator=generator)
+    wide = b.double().T if transpose_b else b.double()
+    exact = a.double() @ wide + bias
+    scale = (a.double().abs() @ wide.abs() + bias.abs()) * 2.0**-24
+    for tile_n, splits in TILINGS:
+        arguments = (a, b, bias, transpose_b, f"wgmma-{mode}", tile_n, splits)
+        result = gemm(*arguments)
+        assert ((result - exact).abs() / scale).max() < 8, (tile_n, splits)
+        for _ in range(4):
+            assert torch.equal(gemm(*arguments), result), (tile_n, splits)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_infinite_elements_are_those_of_fp32_in_all_tilings(mode, hopper):
+    a, b = torch.randn(200, 96, device=hopper), torch.randn(150, 96, device=hopper)
+    a[3, 5] = float("inf")
+    a[150, 7] = float("nan")
+    b[140, 90] = -float("inf")
+    expected = gemm(a, b)
+    for tile_n, splits in TILINGS:
+        result = gemm(a, b, implementation=f"wgmma-{mode}", tile_n=tile_n, splits=splits)
+        assert torch.equal(result.isnan(), expected.isnan())
+        infinite = expected.isinf()
+        assert torch.equal(result[infinite], expected[infinite])
+        assert result[~infinite & ~expected.isnan()].isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"implementation": "wgmma-fp8"}, "wgmma-fp8.*metatomic-tc info"),
+        ({"tile_n": 32, "splits": 1}, "tile_n 64 or 128.*found 32"),
+        ({"tile_n": 64}, "splits of 1 or more"),
+        ({"b": torch.ones(3, 4)}, "can be multiplied"),
+        ({"bias": torch.ones(7)}, r"bias of shape \[3\]"),
+    ],
+)
+def test_wrong_arguments_are_errors(change, message, cuda):
+    arguments = {"a": torch.ones(2, 5, device=cuda), "b": torch.ones(3, 5, device=cuda)} | change
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        gemm(**arguments)
