@@ -135,6 +135,9 @@ struct Model::Implementation {
   metatomic_torch::ModelCapabilities capabilities;
   std::vector<metatomic_torch::NeighborListOptions> lists;
   std::vector<NeighborRequest> requests;
+  /// Of the structure with this number of its build, on the device: types and `Structure::pairs`.
+  int64_t build = 0;
+  torch::Tensor types, pairs;
   double interaction_range = 0.0;
   std::string energy_key;
   bool atomic_energies = false;
@@ -304,6 +307,40 @@ const std::vector<std::string> &Model::warnings() const {
   return implementation_->warnings;
 }
 
+/// Pairs of atoms as metatomic wants them.
+struct NeighborPairs {
+  /// [count,5]: first atom, second atom, cell shifts a, b, c
+  torch::Tensor samples;
+  /// [count,3], FP64: x[second] - x[first] + shift·cell
+  torch::Tensor vectors;
+};
+
+/// The vectors of all `pairs`, [count,5]. On the device and not in a loop here: there are some 100
+/// pairs for each atom, and only the positions change from step to step.
+static NeighborPairs distances(const torch::Tensor &pairs, const torch::Tensor &positions,
+                               const torch::Tensor &cell) {
+  const auto first = positions.index_select(0, pairs.select(1, 0));
+  const auto second = positions.index_select(0, pairs.select(1, 1));
+  const auto shift = pairs.slice(1, 2).to(torch::kFloat64).matmul(cell);
+  return {pairs, second - first + shift};
+}
+
+/// The pairs not farther apart than the cutoff; with `full`, each in both directions, which are
+/// decided together, from one distance in double precision.
+static NeighborPairs select(const NeighborPairs &candidates, const NeighborRequest &request) {
+  const auto inside = candidates.vectors.square().sum(1) <= request.cutoff * request.cutoff;
+  const auto index = inside.nonzero().squeeze(1);
+  auto samples = candidates.samples.index_select(0, index);
+  auto vectors = candidates.vectors.index_select(0, index);
+  if (request.full) {
+    const auto reverse =
+        torch::cat({samples.slice(1, 1, 2), samples.slice(1, 0, 1), samples.slice(1, 2).neg()}, 1);
+    samples = torch::cat({samples, reverse});
+    vectors = torch::cat({vectors, vectors.neg()});
+  }
+  return {samples, vectors};
+}
+
 Prediction Model::evaluate(const Structure &structure, bool virial) {
   auto &self = *implementation_;
   std::optional<c10::DeviceGuard> device_guard;
@@ -338,21 +375,29 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
     inputs.push_back(strain);
   }
 
+  if (self.build != structure.build) {
+    const auto count = static_cast<int64_t>(structure.pairs.size());
+    static_assert(sizeof(Pair) == 5 * sizeof(int32_t));
+    self.types = on_device(structure.types.data(), {n}, torch::kInt32).clone();
+    self.pairs = on_device(structure.pairs.data(), {count, 5}, torch::kInt32).clone();
+    self.build = structure.build;
+  }
+
   const auto system = torch::make_intrusive<metatomic_torch::SystemHolder>(
-      on_device(structure.types.data(), {n}, torch::kInt32), strained_positions.to(self.dtype),
-      strained_cell.to(self.dtype), on_device(structure.cell.periodic, {3}, torch::kBool));
+      self.types, strained_positions.to(self.dtype), strained_cell.to(self.dtype),
+      on_device(structure.cell.periodic, {3}, torch::kBool));
 
   const auto components = std::vector<metatensor_torch::Labels>{
       self.sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
   const auto properties = self.sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
+  const auto candidates = distances(self.pairs, positions.detach(), cell);
   for (size_t k = 0; k < self.lists.size(); k++) {
-    const auto &pairs = structure.neighbors[k];
-    const auto count = static_cast<int64_t>(pairs.vectors.size() / 3);
+    const auto neighbors = select(candidates, self.requests[k]);
     auto block = torch::make_intrusive<metatensor_torch::TensorBlockHolder>(
-        on_device(pairs.vectors.data(), {count, 3, 1}, torch::kFloat64).to(self.dtype),
+        neighbors.vectors.to(self.dtype).unsqueeze(2),
         self.sample_labels(
             {"first_atom", "second_atom", "cell_shift_a", "cell_shift_b", "cell_shift_c"},
-            on_device(pairs.samples.data(), {count, 5}, torch::kInt32)),
+            neighbors.samples),
         components, properties);
     metatomic_torch::register_autograd_neighbors(system, block, self.check_consistency);
     system->add_neighbor_list(self.lists[k], block);

@@ -40,14 +40,17 @@ struct NeighborRequest {
 /// A structure, in units of LAMMPS.
 struct Structure {
   Cell cell;
+  /// Number of times that what follows was made anew; from the same number the model knows that it
+  /// has it already, where it computes.
+  int64_t build = 0;
   /// [n], atomic numbers
   std::vector<int32_t> types;
-  /// [n][3]
-  std::vector<double> positions;
+  /// All pairs that may come within the largest cutoff before the next build, each once.
+  std::vector<Pair> pairs;
   /// The energy is that of the first `owned` atoms only.
   int64_t owned = 0;
-  /// One for each of `Model::neighbor_requests`.
-  std::vector<NeighborPairs> neighbors;
+  /// [n][3], of this step
+  std::vector<double> positions;
 };
 
 /// What the model says, in units of LAMMPS.

@@ -133,38 +133,4 @@ std::vector<Pair> find_pairs(const EvaluatedAtoms &atoms, const LammpsList &list
   return pairs;
 }
 
-void select_pairs(const std::vector<Pair> &pairs, const std::vector<double> &positions,
-                  const Cell &cell, double cutoff, bool full, NeighborPairs &selected) {
-  // Room for all pairs, shrunk at the end: this runs at every step, over some 100 pairs per atom.
-  const size_t directions = full ? 2 : 1;
-  selected.samples.resize(5 * directions * pairs.size());
-  selected.vectors.resize(3 * directions * pairs.size());
-  int32_t *samples = selected.samples.data();
-  double *vectors = selected.vectors.data();
-  const auto store = [&](const Pair &pair, int sign, const double d[3]) {
-    *samples++ = sign > 0 ? pair.first : pair.second;
-    *samples++ = sign > 0 ? pair.second : pair.first;
-    for (int m = 0; m < 3; m++) {
-      *samples++ = sign * pair.shift[m];
-      *vectors++ = sign * d[m];
-    }
-  };
-
-  for (const Pair &pair : pairs) {
-    const double *a = &positions[3 * pair.first];
-    const double *b = &positions[3 * pair.second];
-    double d[3];
-    for (int m = 0; m < 3; m++)
-      d[m] = b[m] - a[m] + pair.shift[0] * cell.rows[0][m] + pair.shift[1] * cell.rows[1][m] +
-             pair.shift[2] * cell.rows[2][m];
-    if (d[0] * d[0] + d[1] * d[1] + d[2] * d[2] > cutoff * cutoff)
-      continue;
-    store(pair, 1, d);
-    if (full)
-      store(pair, -1, d);
-  }
-  selected.samples.resize(samples - selected.samples.data());
-  selected.vectors.resize(vectors - selected.vectors.data());
-}
-
 } // namespace metatomic_tc::lammps

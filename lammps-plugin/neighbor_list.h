@@ -91,19 +91,4 @@ struct LammpsList {
 /// and the other outside. So a pair is stored without direction, as soon as either was found.
 std::vector<Pair> find_pairs(const EvaluatedAtoms &atoms, const LammpsList &list);
 
-/// A metatomic neighbor list.
-struct NeighborPairs {
-  /// [n][5]: first atom, second atom, cell shifts a, b, c
-  std::vector<int32_t> samples;
-  /// [n][3]: x[second] - x[first] + shift·cell
-  std::vector<double> vectors;
-};
-
-/// The pairs not farther apart than `cutoff`; `full`: each in both directions. Both directions are
-/// decided together, from one distance in double precision.
-///
-/// @param positions [n][3], of the evaluated atoms
-void select_pairs(const std::vector<Pair> &pairs, const std::vector<double> &positions,
-                  const Cell &cell, double cutoff, bool full, NeighborPairs &selected);
-
 } // namespace metatomic_tc::lammps

@@ -349,13 +349,15 @@ void PairMetatomicTC::rebuild() {
       center[k] = 0.5 * (domain->boxlo[k] + domain->boxhi[k]);
   }
   atoms_.build(atom->nlocal, atom->nghost, tag, skip, atom->x, outside, center, cell());
-  pairs_ = mtc::find_pairs(atoms_, {list->inum + (list->ghost ? list->gnum : 0), list->ilist,
-                                    list->numneigh, list->firstneigh, NEIGHMASK});
+  structure_.pairs =
+      mtc::find_pairs(atoms_, {list->inum + (list->ghost ? list->gnum : 0), list->ilist,
+                               list->numneigh, list->firstneigh, NEIGHMASK});
 
   structure_.types.resize(atoms_.size());
   for (int i = 0; i < atoms_.size(); i++)
     structure_.types[i] = atomic_number_[atom->type[atoms_.lammps_index(i)]];
   structure_.owned = atoms_.owned();
+  structure_.build++;
   last_build_ = neighbor->lastcall;
 }
 
@@ -380,11 +382,6 @@ void PairMetatomicTC::compute(int eflag, int vflag) {
 
   structure_.cell = cell();
   atoms_.positions(atom->x, structure_.cell, structure_.positions);
-  const auto &requests = model_->neighbor_requests();
-  structure_.neighbors.resize(requests.size());
-  for (size_t k = 0; k < requests.size(); k++)
-    mtc::select_pairs(pairs_, structure_.positions, structure_.cell, requests[k].cutoff,
-                      requests[k].full, structure_.neighbors[k]);
 
   mtc::Prediction prediction;
   std::string problem;

@@ -52,7 +52,6 @@ private:
 
   // What is kept between rebuilds of LAMMPS's neighbor list.
   metatomic_tc::lammps::EvaluatedAtoms atoms_;
-  std::vector<metatomic_tc::lammps::Pair> pairs_;
   bigint last_build_ = -1;
 
   metatomic_tc::lammps::Structure structure_;
