@@ -3,6 +3,7 @@
 #include "model.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -13,6 +14,7 @@
 #include <c10/core/DeviceGuard.h>
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/cuda.h>
 #include <torch/script.h>
 #include <torch/version.h>
 
@@ -52,6 +54,10 @@ std::string one_line(const std::exception &error) {
 
 void check_mode(const std::string &mode) {
   parse_mode(mode);
+}
+
+void check_layers(const std::string &pattern) {
+  LayerPattern{pattern};
 }
 
 static std::string join(const std::vector<int64_t> &numbers) {
@@ -135,12 +141,22 @@ struct Model::Implementation {
   metatomic_torch::ModelCapabilities capabilities;
   std::vector<metatomic_torch::NeighborListOptions> lists;
   std::vector<NeighborRequest> requests;
-  /// Of the structure with this number of its build, on the device: types and `Structure::pairs`.
-  int64_t build = 0;
-  torch::Tensor types, pairs;
+  /// What a structure has until its next build, on the device.
+  struct Kept {
+    int64_t build = 0;
+    torch::Tensor types, pairs;
+  };
+  std::map<const Structure *, Kept> kept_structures;
   double interaction_range = 0.0;
   std::string energy_key;
   bool atomic_energies = false;
+  /// "" when not used
+  std::string uncertainty_key;
+  double uncertainty_threshold = -1.0;
+  std::string forces_key;
+  std::string stress_key;
+  bool profile = false;
+  Times times;
   torch::Device device = torch::kCPU;
   torch::Dtype dtype = torch::kFloat32;
   bool check_consistency = false;
@@ -154,7 +170,56 @@ struct Model::Implementation {
     return torch::make_intrusive<metatensor_torch::LabelsHolder>(names, values.to(device),
                                                                  metatensor::assume_unique{});
   }
+
+  /// The name of an output in the variant that was asked for.
+  std::string pick(const std::string &name, const ModelOptions &options) const {
+    std::optional<std::string> variant;
+    for (const std::string &key : {std::string(), name})
+      if (const auto found = options.variants.find(key); found != options.variants.end())
+        variant = found->second.empty() ? std::nullopt : std::make_optional(found->second);
+    return metatomic_torch::pick_output(name, capabilities->outputs(), variant);
+  }
+
+  void request(const std::string &key, const std::string &unit, const std::string &sample_kind) {
+    outputs.insert(key, torch::make_intrusive<metatomic_torch::ModelOutputHolder>(
+                            "", unit, sample_kind, std::vector<std::string>(), ""));
+  }
+
+  /// A structure on the device.
+  struct Input {
+    metatomic_torch::System system;
+    /// FP64, with gradient if it was asked for
+    torch::Tensor positions;
+    /// undefined without virial
+    torch::Tensor strain;
+  };
+
+  Input input(const Structure &structure, bool gradient, bool virial);
+  c10::impl::GenericDict run(const Structure &structure, const metatomic_torch::System &system,
+                             const torch::Dict<std::string, metatomic_torch::ModelOutput> &wanted);
+  /// [rows] for each owned atom the index in the values of an output
+  std::vector<int64_t> atoms_of(const metatensor_torch::TensorBlock &block,
+                                const Structure &structure, const std::string &what) const;
+
+  /// Adds the time since `start` to `sum`, and starts again.
+  void stamp(std::chrono::steady_clock::time_point &start, double &sum) const {
+    if (profile && device.is_cuda())
+      torch::cuda::synchronize(device.index());
+    const auto now = std::chrono::steady_clock::now();
+    sum += std::chrono::duration<double>(now - start).count();
+    start = now;
+  }
 };
+
+static torch::Tensor to_host(const torch::Tensor &tensor) {
+  return tensor.detach().to(torch::kCPU, torch::kFloat64).contiguous();
+}
+
+static metatensor_torch::TensorBlock block_of(const c10::impl::GenericDict &outputs,
+                                              const std::string &key) {
+  return metatensor_torch::TensorMapHolder::block_by_id(
+      outputs.at(key).toCustomClass<metatensor_torch::TensorMapHolder>(), 0);
+}
 
 Model::Model(const std::string &path, const ModelOptions &options, const LocalRank &local) {
   check_file(path);
@@ -174,6 +239,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   auto &self = *implementation_;
   self.check_consistency = options.check_consistency;
   self.length_unit = options.length_unit;
+  self.profile = options.profile;
   self.module.eval();
   for (auto parameter : self.module.parameters())
     parameter.set_requires_grad(false);
@@ -190,15 +256,62 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
 
   const auto available = self.capabilities->outputs();
   try {
-    self.energy_key = metatomic_torch::pick_output("energy", available);
+    self.energy_key = self.pick("energy", options);
   } catch (const std::exception &error) {
-    throw std::runtime_error(path + " has no energy: " + one_line(error));
+    throw std::runtime_error(path + " has no such energy: " + one_line(error));
   }
   self.atomic_energies = available.at(self.energy_key)->sample_kind() == "atom";
-  self.outputs.insert(self.energy_key,
-                      torch::make_intrusive<metatomic_torch::ModelOutputHolder>(
-                          "", options.energy_unit, self.atomic_energies ? "atom" : "system",
-                          std::vector<std::string>(), ""));
+  self.request(self.energy_key, options.energy_unit, self.atomic_energies ? "atom" : "system");
+
+  if (options.uncertainty) {
+    std::string problem = "its uncertainty is not one of atoms";
+    try {
+      self.uncertainty_key = self.pick("energy_uncertainty", options);
+    } catch (const std::exception &error) {
+      problem = one_line(error);
+    }
+    if (!self.uncertainty_key.empty() &&
+        available.at(self.uncertainty_key)->sample_kind() != "atom")
+      self.uncertainty_key.clear();
+    const bool demanded =
+        options.uncertainty_threshold.has_value() || options.variants.count("energy_uncertainty");
+    if (self.uncertainty_key.empty() && demanded)
+      throw std::runtime_error(path + " has no such uncertainty of the energies of atoms, which " +
+                               "uncertainty_threshold needs: " + problem);
+    if (!self.uncertainty_key.empty()) {
+      self.uncertainty_threshold = options.uncertainty_threshold.value_or(
+          0.1 * metatomic_torch::unit_conversion_factor("eV", options.energy_unit));
+      self.request(self.uncertainty_key, options.energy_unit, "atom");
+    }
+  }
+
+  const auto direct = [&](const std::string &quantity, const std::string &unit,
+                          const std::string &sample_kind) {
+    std::string problem;
+    std::vector<std::string> names = {"non_conservative_" + quantity};
+    // as older models call it
+    if (quantity == "force")
+      names.push_back("non_conservative_forces");
+    for (const auto &name : names) {
+      auto with_name = options;
+      if (const auto found = options.variants.find(names[0]); found != options.variants.end())
+        with_name.variants[name] = found->second;
+      try {
+        const auto key = self.pick(name, with_name);
+        self.request(key, unit, sample_kind);
+        return key;
+      } catch (const std::exception &error) {
+        problem += (problem.empty() ? "" : "; ") + one_line(error);
+      }
+    }
+    throw std::runtime_error(path + " has no such non-conservative " + quantity +
+                             ", which the keyword non_conservative asks for: " + problem);
+  };
+  const auto &energy_unit = options.energy_unit, &length_unit = options.length_unit;
+  if (options.direct_forces)
+    self.forces_key = direct("force", energy_unit + "/" + length_unit, "atom");
+  if (options.direct_stress)
+    self.stress_key = direct("stress", energy_unit + "/" + length_unit + "^3", "system");
 
   if (self.module.find_method("requested_inputs")) {
     const auto inputs = self.module.run_method("requested_inputs", true).toGenericDict();
@@ -238,7 +351,15 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   const Mode mode = resolve_mode(asked, on, options.fallback);
 
   // Before the first run: TorchScript compiles what it sees then.
-  const ConversionReport report = convert_linear_layers(self.module, mode);
+  const ConversionReport report = convert_linear_layers(self.module, mode, options.layers);
+  const LayerPattern chosen(options.layers);
+  const auto matches = [&](const LinearLayer &layer) { return chosen.matches(layer.path); };
+  if (std::none_of(report.layers.begin(), report.layers.end(), matches) && !report.layers.empty())
+    throw std::runtime_error(
+        "layers " + options.layers + " matches none of the " +
+        std::to_string(report.layers.size()) + " linear layers of " + path + ", such as " +
+        report.layers.front().path + " and " + report.layers.back().path +
+        "; all of them are listed by the Python function metatomic_tc.conversion_report");
   NoWarnings no_warnings;
   {
     c10::WarningUtils::WarningHandlerGuard guard(&no_warnings);
@@ -307,6 +428,17 @@ const std::vector<std::string> &Model::warnings() const {
   return implementation_->warnings;
 }
 
+double Model::uncertainty_threshold() const {
+  return implementation_->uncertainty_threshold;
+}
+
+const Times &Model::times() const {
+  return implementation_->times;
+}
+void Model::reset_times() {
+  implementation_->times = Times();
+}
+
 /// Pairs of atoms as metatomic wants them.
 struct NeighborPairs {
   /// [count,5]: first atom, second atom, cell shifts a, b, c
@@ -341,132 +473,252 @@ static NeighborPairs select(const NeighborPairs &candidates, const NeighborReque
   return {samples, vectors};
 }
 
-Prediction Model::evaluate(const Structure &structure, bool virial) {
-  auto &self = *implementation_;
-  std::optional<c10::DeviceGuard> device_guard;
-  std::optional<torch::jit::GraphOptimizerEnabledGuard> optimizer_guard;
-  if (self.device.is_cuda()) {
-    device_guard.emplace(self.device);
-  } else {
-    // On the CPU TorchScript has nothing to fuse: its optimizer takes three seconds of the first
-    // steps and then gains nothing.
-    optimizer_guard.emplace(false);
+/// How torch runs while it exists: on the right GPU, or without TorchScript's optimizer.
+class OnDevice {
+public:
+  explicit OnDevice(const torch::Device &device) {
+    if (device.is_cuda()) {
+      device_.emplace(device);
+    } else {
+      // On the CPU TorchScript has nothing to fuse: its optimizer takes three seconds of the first
+      // steps and then gains nothing.
+      optimizer_.emplace(false);
+    }
   }
 
+private:
+  std::optional<c10::DeviceGuard> device_;
+  std::optional<torch::jit::GraphOptimizerEnabledGuard> optimizer_;
+};
+
+Model::Implementation::Input Model::Implementation::input(const Structure &structure, bool gradient,
+                                                          bool virial) {
   const auto n = static_cast<int64_t>(structure.types.size());
   const auto on_device = [&](const void *data, at::IntArrayRef shape, torch::Dtype dtype) {
     // Tensors on the CPU share the memory of `structure`, which outlives them and which none
     // writes.
-    return torch::from_blob(const_cast<void *>(data), shape, dtype).to(self.device);
+    return torch::from_blob(const_cast<void *>(data), shape, dtype).to(device);
   };
 
   // Positions and strain are FP64 and rounded to the model's dtype behind the strain: so the sum
   // over atoms that makes the virial is FP64, too.
-  auto positions = on_device(structure.positions.data(), {n, 3}, torch::kFloat64);
+  Input result;
+  result.positions = on_device(structure.positions.data(), {n, 3}, torch::kFloat64);
   auto cell = on_device(structure.cell.rows, {3, 3}, torch::kFloat64);
-  positions.requires_grad_(true);
-  std::vector<torch::Tensor> inputs = {positions};
-  auto strained_positions = positions;
-  auto strained_cell = cell;
+  auto positions = result.positions;
+  positions.requires_grad_(gradient);
   if (virial) {
-    auto strain = torch::eye(3, positions.options().requires_grad(true));
-    strained_positions = positions.matmul(strain);
-    strained_cell = cell.matmul(strain);
-    inputs.push_back(strain);
+    result.strain = torch::eye(3, cell.options().requires_grad(true));
+    positions = positions.matmul(result.strain);
+    cell = cell.matmul(result.strain);
   }
 
-  if (self.build != structure.build) {
+  auto &kept = kept_structures[&structure];
+  if (kept.build != structure.build) {
     const auto count = static_cast<int64_t>(structure.pairs.size());
     static_assert(sizeof(Pair) == 5 * sizeof(int32_t));
-    self.types = on_device(structure.types.data(), {n}, torch::kInt32).clone();
-    self.pairs = on_device(structure.pairs.data(), {count, 5}, torch::kInt32).clone();
-    self.build = structure.build;
+    kept.types = on_device(structure.types.data(), {n}, torch::kInt32).clone();
+    kept.pairs = on_device(structure.pairs.data(), {count, 5}, torch::kInt32).clone();
+    kept.build = structure.build;
   }
 
-  const auto system = torch::make_intrusive<metatomic_torch::SystemHolder>(
-      self.types, strained_positions.to(self.dtype), strained_cell.to(self.dtype),
+  result.system = torch::make_intrusive<metatomic_torch::SystemHolder>(
+      kept.types, positions.to(dtype), cell.to(dtype),
       on_device(structure.cell.periodic, {3}, torch::kBool));
 
   const auto components = std::vector<metatensor_torch::Labels>{
-      self.sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
-  const auto properties = self.sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
-  const auto candidates = distances(self.pairs, positions.detach(), cell);
-  for (size_t k = 0; k < self.lists.size(); k++) {
-    const auto neighbors = select(candidates, self.requests[k]);
+      sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
+  const auto properties = sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
+  const auto candidates = distances(kept.pairs, positions.detach(), cell.detach());
+  for (size_t k = 0; k < lists.size(); k++) {
+    const auto neighbors = select(candidates, requests[k]);
     auto block = torch::make_intrusive<metatensor_torch::TensorBlockHolder>(
-        neighbors.vectors.to(self.dtype).unsqueeze(2),
-        self.sample_labels(
-            {"first_atom", "second_atom", "cell_shift_a", "cell_shift_b", "cell_shift_c"},
-            neighbors.samples),
+        neighbors.vectors.to(dtype).unsqueeze(2),
+        sample_labels({"first_atom", "second_atom", "cell_shift_a", "cell_shift_b", "cell_shift_c"},
+                      neighbors.samples),
         components, properties);
-    metatomic_torch::register_autograd_neighbors(system, block, self.check_consistency);
-    system->add_neighbor_list(self.lists[k], block);
+    metatomic_torch::register_autograd_neighbors(result.system, block, check_consistency);
+    result.system->add_neighbor_list(lists[k], block);
   }
+  return result;
+}
 
+c10::impl::GenericDict
+Model::Implementation::run(const Structure &structure, const metatomic_torch::System &system,
+                           const torch::Dict<std::string, metatomic_torch::ModelOutput> &wanted) {
   torch::optional<metatensor_torch::Labels> selected;
-  if (structure.owned < n) {
+  if (structure.owned < static_cast<int64_t>(structure.types.size())) {
     auto values = torch::zeros({structure.owned, 2}, torch::kInt32);
     values.select(1, 1).copy_(torch::arange(structure.owned, torch::kInt32));
-    selected = self.sample_labels({"system", "atom"}, values);
+    selected = sample_labels({"system", "atom"}, values);
   }
   const auto options = torch::make_intrusive<metatomic_torch::ModelEvaluationOptionsHolder>(
-      self.length_unit, self.outputs, selected);
+      length_unit, wanted, selected);
+  return module.forward({std::vector<metatomic_torch::System>{system}, options, check_consistency})
+      .toGenericDict();
+}
 
-  const auto outputs =
-      self.module
-          .forward({std::vector<metatomic_torch::System>{system}, options, self.check_consistency})
-          .toGenericDict();
-  const auto energy =
-      outputs.at(self.energy_key).toCustomClass<metatensor_torch::TensorMapHolder>();
-  const auto block = metatensor_torch::TensorMapHolder::block_by_id(energy, 0);
+std::vector<int64_t> Model::Implementation::atoms_of(const metatensor_torch::TensorBlock &block,
+                                                     const Structure &structure,
+                                                     const std::string &what) const {
+  const auto atoms = block->samples()->column("atom").to(torch::kCPU, torch::kInt64).contiguous();
+  if (atoms.numel() != structure.owned || block->values().size(0) != structure.owned)
+    throw std::runtime_error("the model gave " + what + " of " + std::to_string(atoms.numel()) +
+                             " atoms, but was asked for " + std::to_string(structure.owned));
+  const int64_t *data = atoms.data_ptr<int64_t>();
+  std::vector<int64_t> indices(data, data + atoms.numel());
+  for (const int64_t index : indices)
+    if (index < 0 || index >= structure.owned)
+      throw std::runtime_error("the model gave " + what + " of atom " + std::to_string(index) +
+                               ", which was not asked for");
+  return indices;
+}
+
+Prediction Model::evaluate(const Structure &structure, bool virial) {
+  auto &self = *implementation_;
+  const OnDevice on_device(self.device);
+  auto start = std::chrono::steady_clock::now();
+
+  const auto n = static_cast<int64_t>(structure.types.size());
+  const bool strain = virial && self.stress_key.empty();
+  const bool gradient = strain || self.forces_key.empty();
+  const at::AutoGradMode grad_mode(gradient);
+  const auto input = self.input(structure, self.forces_key.empty(), strain);
+  self.stamp(start, self.times.input);
+
+  torch::Dict<std::string, metatomic_torch::ModelOutput> wanted;
+  for (const auto &output : self.outputs)
+    if (virial || output.key() != self.stress_key)
+      wanted.insert(output.key(), output.value());
+  const auto outputs = self.run(structure, input.system, wanted);
+  self.stamp(start, self.times.forward);
+
+  const auto block = block_of(outputs, self.energy_key);
   const auto values = block->values();
+  std::vector<torch::Tensor> gradients(2);
+  // Without a gradient the energy depends on nothing, e.g. that of an atom without neighbors.
+  if (gradient && values.requires_grad()) {
+    std::vector<torch::Tensor> inputs;
+    if (self.forces_key.empty())
+      inputs.push_back(input.positions);
+    if (strain)
+      inputs.push_back(input.strain);
+    const auto found = torch::autograd::grad({values}, inputs, {torch::ones_like(values)},
+                                             /*retain_graph=*/std::nullopt,
+                                             /*create_graph=*/false, /*allow_unused=*/true);
+    if (self.forces_key.empty())
+      gradients[0] = found.front();
+    if (strain)
+      gradients[1] = found.back();
+  }
+  self.stamp(start, self.times.backward);
 
   Prediction prediction;
-  const auto to_host = [](const torch::Tensor &tensor) {
-    return tensor.detach().to(torch::kCPU, torch::kFloat64).contiguous();
-  };
   const auto host_values = to_host(values);
   const double *host_energies = host_values.data_ptr<double>();
   if (self.atomic_energies) {
-    if (values.numel() != structure.owned)
-      throw std::runtime_error("the model gave " + std::to_string(values.numel()) +
-                               " energies for " + std::to_string(structure.owned) + " atoms");
-    const auto atoms = block->samples()->column("atom").to(torch::kCPU, torch::kInt64).contiguous();
-    const int64_t *index = atoms.data_ptr<int64_t>();
+    const auto atoms = self.atoms_of(block, structure, "energies");
     prediction.energies.assign(structure.owned, 0.0);
-    for (int64_t i = 0; i < structure.owned; i++) {
-      if (index[i] < 0 || index[i] >= structure.owned)
-        throw std::runtime_error("the model gave an energy for atom " + std::to_string(index[i]) +
-                                 ", which was not asked for");
-      prediction.energies[index[i]] += host_energies[i];
-    }
+    for (int64_t i = 0; i < structure.owned; i++)
+      prediction.energies[atoms[i]] += host_energies[i];
   }
   for (int64_t i = 0; i < host_values.numel(); i++)
     prediction.energy += host_energies[i];
 
+  if (!self.uncertainty_key.empty()) {
+    const auto uncertainty = block_of(outputs, self.uncertainty_key);
+    const auto atoms = self.atoms_of(uncertainty, structure, "uncertainties");
+    const auto host = to_host(uncertainty->values());
+    prediction.uncertainties.assign(structure.owned, 0.0);
+    for (int64_t i = 0; i < structure.owned; i++)
+      prediction.uncertainties[atoms[i]] = host.data_ptr<double>()[i];
+  }
+
   prediction.forces.assign(3 * n, 0.0);
-  // Without a gradient the energy depends on nothing, e.g. that of an atom without neighbors.
-  if (!values.requires_grad())
-    return prediction;
-  const auto gradients = torch::autograd::grad({values}, inputs, {torch::ones_like(values)},
-                                               /*retain_graph=*/std::nullopt,
-                                               /*create_graph=*/false, /*allow_unused=*/true);
-  if (gradients[0].defined()) {
-    const auto gradient = to_host(gradients[0]);
-    const double *g = gradient.data_ptr<double>();
+  if (!self.forces_key.empty()) {
+    const auto forces = block_of(outputs, self.forces_key);
+    const auto atoms = self.atoms_of(forces, structure, "forces");
+    const auto host = to_host(forces->values().reshape({structure.owned, 3}));
+    for (int64_t i = 0; i < structure.owned; i++)
+      for (int m = 0; m < 3; m++)
+        prediction.forces[3 * atoms[i] + m] = host.data_ptr<double>()[3 * i + m];
+  } else if (gradients[0].defined()) {
+    const auto host = to_host(gradients[0]);
+    const double *g = host.data_ptr<double>();
     for (int64_t i = 0; i < 3 * n; i++)
       prediction.forces[i] = -g[i];
   }
-  if (virial && gradients[1].defined()) {
-    const auto gradient = to_host(gradients[1]);
-    const auto g = gradient.accessor<double, 2>();
+
+  torch::Tensor by_strain = gradients[1];
+  if (virial && !self.stress_key.empty()) {
+    const auto &rows = structure.cell.rows;
+    // lower triangular
+    const double volume = std::abs(rows[0][0] * rows[1][1] * rows[2][2]);
+    by_strain = volume * to_host(block_of(outputs, self.stress_key)->values().reshape({3, 3}));
+  }
+  if (by_strain.defined()) {
+    const auto host = to_host(by_strain);
+    const auto g = host.accessor<double, 2>();
     // The strain has nine components, of which three are rotations: PET is not exactly invariant.
     const int rows[6] = {0, 1, 2, 0, 0, 1};
     const int columns[6] = {0, 1, 2, 1, 2, 2};
     for (int m = 0; m < 6; m++)
       prediction.virial[m] = -0.5 * (g[rows[m]][columns[m]] + g[columns[m]][rows[m]]);
   }
+  self.stamp(start, self.times.output);
   return prediction;
+}
+
+std::vector<double> Model::atomic_virials(const Structure &structure) {
+  auto &self = *implementation_;
+  const OnDevice on_device(self.device);
+  auto start = std::chrono::steady_clock::now();
+  const auto n = static_cast<int64_t>(structure.types.size());
+  std::vector<double> virials(9 * n, 0.0);
+  if (!self.atomic_energies)
+    throw std::runtime_error("the model has no energies of atoms, which a per-atom virial needs");
+
+  const auto input = self.input(structure, true, false);
+  self.stamp(start, self.times.input);
+  torch::Dict<std::string, metatomic_torch::ModelOutput> wanted;
+  wanted.insert(self.energy_key, self.outputs.at(self.energy_key));
+  const auto outputs = self.run(structure, input.system, wanted);
+  self.stamp(start, self.times.forward);
+
+  const auto block = block_of(outputs, self.energy_key);
+  const auto values = block->values();
+  self.atoms_of(block, structure, "energies");
+  if (!values.requires_grad())
+    return virials;
+  // Weighting the energies by positions makes one backward pass of the sum over i:
+  // W_j = d/dx_j (sum of x_i U_i, x_i constant) - x_j dE/dx_j
+  const auto atoms = block->samples()->column("atom").to(torch::kInt64);
+  auto positions = input.positions.detach();
+  positions = positions - positions.slice(0, 0, structure.owned).mean(0, true);
+  const auto gradient = [&](const torch::Tensor &weights) {
+    const auto found = torch::autograd::grad({values}, {input.positions},
+                                             {weights.to(self.dtype).reshape_as(values)},
+                                             /*retain_graph=*/true, /*create_graph=*/false,
+                                             /*allow_unused=*/true)[0];
+    return found.defined() ? found : torch::zeros_like(positions);
+  };
+  const auto total = gradient(torch::ones_like(values));
+  std::vector<torch::Tensor> rows;
+  for (int a = 0; a < 3; a++) {
+    const auto along = positions.select(1, a);
+    rows.push_back(gradient(along.index_select(0, atoms)) - along.unsqueeze(1) * total);
+  }
+  const auto host = to_host(torch::stack(rows, 1));
+  self.stamp(start, self.times.backward);
+
+  const auto w = host.accessor<double, 3>();
+  const int first[9] = {0, 1, 2, 0, 0, 1, 1, 2, 2};
+  const int second[9] = {0, 1, 2, 1, 2, 2, 0, 0, 1};
+  for (int64_t j = 0; j < n; j++)
+    for (int m = 0; m < 9; m++)
+      virials[9 * j + m] = w[j][first[m]][second[m]];
+  self.stamp(start, self.times.output);
+  return virials;
 }
 
 } // namespace metatomic_tc::lammps

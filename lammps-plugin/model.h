@@ -6,7 +6,9 @@
 #include "neighbor_list.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,6 +18,8 @@ namespace metatomic_tc::lammps {
 struct ModelOptions {
   /// See `metatomic_tc::parse_mode`.
   std::string mode;
+  /// Which linear layers the mode applies to, see `metatomic_tc::LayerPattern`.
+  std::string layers = "*";
   /// See `select_device`.
   std::string device;
   /// Directory searched first for the TorchScript extensions of the model; "" for none.
@@ -24,6 +28,19 @@ struct ModelOptions {
   bool check_consistency = false;
   /// Use fp32 where the device does not support the mode.
   bool fallback = false;
+  /// Which variant of an output to use: of all outputs for "", of one for "energy",
+  /// "energy_uncertainty", "non_conservative_force" or "non_conservative_stress". An empty variant
+  /// is the output without one.
+  std::map<std::string, std::string> variants;
+  /// Take forces and stress from outputs of their own, instead of the gradient of the energy.
+  bool direct_forces = false;
+  bool direct_stress = false;
+  /// Ask for the uncertainty of atomic energies, if the model has it.
+  bool uncertainty = true;
+  /// In units of energy; without a value 0.1 eV. With one the model must have an uncertainty.
+  std::optional<double> uncertainty_threshold;
+  /// Wait for the device where times are taken.
+  bool profile = false;
   /// Units of everything that goes in and out, as metatomic writes them, e.g. "angstrom", "eV".
   std::string length_unit;
   std::string energy_unit;
@@ -59,10 +76,24 @@ struct Prediction {
   std::vector<double> energies;
   /// Sum over owned atoms, in double precision if the model has per-atom energies.
   double energy = 0.0;
-  /// [n][3]: minus the gradient of `energy`, ghosts included
+  /// [owned]: the model's uncertainty of `energies`; empty if it has none or was not asked
+  std::vector<double> uncertainties;
+  /// [n][3]: minus the gradient of `energy`, ghosts included; or the non-conservative forces of the
+  /// owned atoms, and zero for ghosts
   std::vector<double> forces;
-  /// xx, yy, zz, xy, xz, yz: minus the gradient of `energy` with respect to strain
+  /// xx, yy, zz, xy, xz, yz: minus the gradient of `energy` with respect to strain; or minus the
+  /// non-conservative stress times the volume
   double virial[6] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+};
+
+/// Seconds spent in parts of evaluations.
+struct Times {
+  /// Putting the structure on the device and into metatomic's classes.
+  double input = 0.0;
+  double forward = 0.0;
+  double backward = 0.0;
+  /// Getting results back from the device.
+  double output = 0.0;
 };
 
 /// A metatomic model on one device, with its linear layers in one mode. Two models in one process
@@ -82,6 +113,9 @@ public:
   /// Atomic numbers the model knows, e.g. "1 6 7 8".
   std::string types() const;
   bool has_atomic_energies() const;
+  /// The uncertainty of an atom's energy above which the user is to be warned, in units of energy
+  /// of LAMMPS; negative when the model has none, or was not asked.
+  double uncertainty_threshold() const;
 
   /// File, model, dtype, device, mode really used, layers replaced and left, versions; one line.
   std::string summary() const;
@@ -92,6 +126,23 @@ public:
   /// @throws std::exception when the model fails; see `one_line`
   Prediction evaluate(const Structure &structure, bool virial);
 
+  /// The virial of each atom, [n][9]: xx, yy, zz, xy, xz, yz, yx, zx, zy. Atom j has
+  ///
+  ///     W_j = sum over owned i of (x_i - x_j) (outer product) dU_i/dx_j
+  ///
+  /// with the atomic energies U_i, so the sum over j, ghosts included, is minus the gradient of the
+  /// energy with respect to strain, and the sum of W_j v_j is the potential part of the heat flux
+  /// (Langer et al., J. Chem. Phys. 159, 174105 (2023)). Needs four backward passes.
+  ///
+  /// @param structure not periodic: all periodic images within the interaction range of owned atoms
+  ///        are atoms of their own
+  /// @throws std::exception when the model fails or has no atomic energies
+  std::vector<double> atomic_virials(const Structure &structure);
+
+  /// Since the last `reset_times`.
+  const Times &times() const;
+  void reset_times();
+
 private:
   struct Implementation;
   std::unique_ptr<Implementation> implementation_;
@@ -100,6 +151,9 @@ private:
 /// The message of an exception of torch, metatomic or the standard library in one line, without
 /// the traces of TorchScript and C++.
 std::string one_line(const std::exception &error);
+
+/// @throws std::invalid_argument when `pattern` is none of layers, see `metatomic_tc::LayerPattern`
+void check_layers(const std::string &pattern);
 
 /// The modes of `metatomic_tc::parse_mode`.
 /// @throws std::invalid_argument naming `mode` and the valid modes

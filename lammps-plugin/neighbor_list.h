@@ -14,8 +14,8 @@ using Shift = std::array<int32_t, 3>;
 /// The simulation box as metatomic wants it.
 struct Cell {
   /// Rows a, b, c; lower triangular as in LAMMPS; the row of a non-periodic direction is zero.
-  double rows[3][3];
-  bool periodic[3];
+  double rows[3][3] = {};
+  bool periodic[3] = {};
 
   /// The whole cell vectors closest to the displacement `d`.
   Shift nearest(const double d[3]) const;

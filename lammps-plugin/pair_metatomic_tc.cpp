@@ -4,18 +4,25 @@
 
 #include "atom.h"
 #include "comm.h"
+#include "compute.h"
 #include "domain.h"
+#include "elements.h"
 #include "error.h"
 #include "force.h"
 #include "memory.h"
+#include "modify.h"
 #include "neigh_list.h"
 #include "neighbor.h"
+#include "platform.h"
+#include "timer.h"
 #include "update.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
+#include <iterator>
+#include <map>
+#include <numeric>
 #include <string_view>
 
 using namespace LAMMPS_NS;
@@ -25,30 +32,19 @@ namespace mtc = metatomic_tc::lammps;
 // model, its file or the device may happen on one rank only, where error->all would wait for the
 // others forever: error->one.
 
-// clang-format off
-static constexpr std::array<std::string_view, 119> symbols = {"",
-  "H", "He", "Li", "Be", "B", "C", "N", "O", "F", "Ne", "Na", "Mg", "Al", "Si", "P", "S", "Cl", "Ar",
-  "K", "Ca", "Sc", "Ti", "V", "Cr", "Mn", "Fe", "Co", "Ni", "Cu", "Zn", "Ga", "Ge", "As", "Se", "Br",
-  "Kr", "Rb", "Sr", "Y", "Zr", "Nb", "Mo", "Tc", "Ru", "Rh", "Pd", "Ag", "Cd", "In", "Sn", "Sb", "Te",
-  "I", "Xe", "Cs", "Ba", "La", "Ce", "Pr", "Nd", "Pm", "Sm", "Eu", "Gd", "Tb", "Dy", "Ho", "Er", "Tm",
-  "Yb", "Lu", "Hf", "Ta", "W", "Re", "Os", "Ir", "Pt", "Au", "Hg", "Tl", "Pb", "Bi", "Po", "At", "Rn",
-  "Fr", "Ra", "Ac", "Th", "Pa", "U", "Np", "Pu", "Am", "Cm", "Bk", "Cf", "Es", "Fm", "Md", "No", "Lr",
-  "Rf", "Db", "Sg", "Bh", "Hs", "Mt", "Ds", "Rg", "Cn", "Nh", "Fl", "Mc", "Lv", "Ts", "Og"};
-// clang-format on
-
 /// The atomic number that `text` names, by number or by symbol; 0 if it is neither.
 static int parse_element(const std::string &text) {
   if (!text.empty() && text.size() < 4 && text.find_first_not_of("0123456789") == std::string::npos)
     return std::stoi(text);
-  const auto found = std::find(symbols.begin() + 1, symbols.end(), text);
-  return found == symbols.end() ? 0 : static_cast<int>(found - symbols.begin());
+  const auto found = std::find(mtc::symbols.begin() + 1, mtc::symbols.end(), text);
+  return found == mtc::symbols.end() ? 0 : static_cast<int>(found - mtc::symbols.begin());
 }
 
 /// "8 (O)"
 static std::string describe_element(int atomic_number) {
   std::string text = std::to_string(atomic_number);
-  if (atomic_number < static_cast<int>(symbols.size()))
-    text += " (" + std::string(symbols[atomic_number]) + ")";
+  if (atomic_number < static_cast<int>(mtc::symbols.size()))
+    text += " (" + std::string(mtc::symbols[atomic_number]) + ")";
   return text;
 }
 
@@ -58,11 +54,17 @@ PairMetatomicTC::PairMetatomicTC(LAMMPS *lmp) : Pair(lmp) {
   one_coeff = 1;
   manybody_flag = 1;
   no_virial_fdotr_compute = 1;
-  centroidstressflag = CENTROID_NOTAVAIL;
+  centroidstressflag = CENTROID_AVAIL;
   ghostneigh = 1;
+  reinitflag = 1;
+  // compute pair: number of atoms above uncertainty_threshold
+  nextra = 1;
+  pvector = new double[nextra]();
 }
 
 PairMetatomicTC::~PairMetatomicTC() {
+  delete[] pvector;
+  memory->destroy(uncertainty_);
   if (allocated) {
     memory->destroy(setflag);
     memory->destroy(cutsq);
@@ -88,6 +90,32 @@ void PairMetatomicTC::allocate() {
 // ---- commands
 // ------------------------------------------------------------------------------------
 
+static constexpr std::string_view keywords[] = {"device",
+                                                "extensions",
+                                                "check_consistency",
+                                                "fallback",
+                                                "layers",
+                                                "scale",
+                                                "variant",
+                                                "variant/energy",
+                                                "variant/energy_uncertainty",
+                                                "variant/non_conservative_force",
+                                                "variant/non_conservative_forces",
+                                                "variant/non_conservative_stress",
+                                                "non_conservative",
+                                                "uncertainty_threshold",
+                                                "profile"};
+
+/// "device, extensions, ... and profile"
+static std::string keyword_list() {
+  std::string text(keywords[0]);
+  for (size_t i = 1; i < std::size(keywords); i++) {
+    text += i + 1 == std::size(keywords) ? " and " : ", ";
+    text += keywords[i];
+  }
+  return text;
+}
+
 void PairMetatomicTC::settings(int narg, char **arg) {
   if (narg < 1)
     error->all(FLERR, "pair_style metatomic-tc needs a mode: pair_style metatomic-tc MODE "
@@ -104,47 +132,96 @@ void PairMetatomicTC::settings(int narg, char **arg) {
   if (!problem.empty())
     error->all(FLERR, "pair_style metatomic-tc: " + problem);
 
-  std::vector<std::string> seen;
+  double scale = 1.0;
+  bool profile = false;
+  std::map<std::string, std::string> given;
   for (int i = 1; i < narg; i += 2) {
     const std::string keyword = arg[i];
-    const bool known = keyword == "device" || keyword == "extensions" ||
-                       keyword == "check_consistency" || keyword == "fallback";
-    if (!known)
-      error->all(FLERR,
-                 "pair_style metatomic-tc: unknown keyword '" + keyword +
-                     "', the keywords are device, extensions, check_consistency and fallback");
+    if (std::find(std::begin(keywords), std::end(keywords), keyword) == std::end(keywords))
+      error->all(FLERR, "pair_style metatomic-tc: unknown keyword '" + keyword +
+                            "', the keywords are " + keyword_list());
     if (i + 1 >= narg)
       error->all(FLERR, "pair_style metatomic-tc: keyword '" + keyword + "' has no value");
-    if (std::find(seen.begin(), seen.end(), keyword) != seen.end())
-      error->all(FLERR, "pair_style metatomic-tc: keyword '" + keyword +
-                            "' is given twice; give each of device, extensions, check_consistency "
-                            "and fallback at most once");
-    seen.push_back(keyword);
-
     const std::string value = arg[i + 1];
+    if (!given.emplace(keyword, value).second)
+      error->all(FLERR, "pair_style metatomic-tc: keyword '" + keyword +
+                            "' is given twice; give each of " + keyword_list() + " at most once");
+
+    const auto must_be = [&](const std::string &what) {
+      error->all(FLERR, "pair_style metatomic-tc: " + keyword + " must be " + what + ", not '" +
+                            value + "'");
+    };
+    const bool yes = value == "yes" || value == "on" || value == "true";
+    const bool no = value == "no" || value == "off" || value == "false";
     if (keyword == "device") {
       const bool numbered = value.size() > 5 && value.size() < 9 &&
                             value.compare(0, 5, "cuda:") == 0 &&
                             value.find_first_not_of("0123456789", 5) == std::string::npos;
       if (value != "cpu" && value != "cuda" && !numbered)
-        error->all(FLERR, "pair_style metatomic-tc: device must be cpu, cuda or cuda:N, not '" +
-                              value + "'");
+        must_be("cpu, cuda or cuda:N");
       options.device = value;
     } else if (keyword == "extensions") {
       if (!platform::path_is_directory(value))
         error->all(FLERR, "pair_style metatomic-tc: extensions '" + value + "' is not a directory");
       options.extensions = value;
+    } else if (keyword == "layers") {
+      try {
+        mtc::check_layers(value);
+      } catch (const std::exception &invalid) {
+        problem = mtc::one_line(invalid);
+      }
+      if (!problem.empty())
+        error->all(FLERR, "pair_style metatomic-tc: layers '" + value + "': " + problem);
+      options.layers = value;
+    } else if (keyword == "scale") {
+      if (!utils::is_double(value))
+        must_be("a number");
+      scale = utils::numeric(FLERR, value, false, lmp);
+    } else if (keyword == "uncertainty_threshold") {
+      options.uncertainty = !no;
+      if (!no) {
+        if (!utils::is_double(value) || utils::numeric(FLERR, value, false, lmp) <= 0.0)
+          must_be("a number above 0 or off");
+        options.uncertainty_threshold = utils::numeric(FLERR, value, false, lmp);
+      }
+    } else if (keyword == "non_conservative") {
+      if (!yes && !no && value != "forces" && value != "stress")
+        must_be("on, off, forces or stress");
+      options.direct_forces = yes || value == "forces";
+      options.direct_stress = yes || value == "stress";
+    } else if (keyword.compare(0, 7, "variant") == 0) {
+      std::string output = keyword.size() > 8 ? keyword.substr(8) : "";
+      if (output == "non_conservative_forces")
+        output = "non_conservative_force";
+      if (!options.variants.emplace(output, no ? "" : value).second)
+        error->all(FLERR, "pair_style metatomic-tc: variant/non_conservative_force and "
+                          "variant/non_conservative_forces are the same, give one of them");
     } else {
-      const bool yes = value == "yes" || value == "on" || value == "true";
-      if (!yes && value != "no" && value != "off" && value != "false")
-        error->all(FLERR, "pair_style metatomic-tc: " + keyword + " must be yes or no, not '" +
-                              value + "'");
-      (keyword == "fallback" ? options.fallback : options.check_consistency) = yes;
+      if (!yes && !no)
+        must_be("yes or no");
+      (keyword == "fallback"  ? options.fallback
+       : keyword == "profile" ? profile
+                              : options.check_consistency) = yes;
     }
   }
 
+  // Keywords that would have no effect are mistakes.
+  const auto contradiction = [&](const std::string &keyword, const std::string &reason) {
+    error->all(FLERR, "pair_style metatomic-tc: keyword '" + keyword + "' has no effect " + reason);
+  };
+  if (options.mode == "fp32" && given.count("layers"))
+    contradiction("layers", "in mode fp32: all layers are FP32");
+  if (!options.uncertainty && options.variants.count("energy_uncertainty"))
+    contradiction("variant/energy_uncertainty", "with uncertainty_threshold off");
+  if (!options.direct_forces && options.variants.count("non_conservative_force"))
+    contradiction("variant/non_conservative_force", "without non_conservative on or forces");
+  if (!options.direct_stress && options.variants.count("non_conservative_stress"))
+    contradiction("variant/non_conservative_stress", "without non_conservative on or stress");
+
   // Not what was loaded with other settings: pair_coeff has to be given again.
+  options.profile = profile;
   options_ = options;
+  scale_ = scale;
   model_.reset();
   atomic_number_.clear();
   if (allocated)
@@ -212,6 +289,8 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
                  path, found, i, model_->types());
     }
 
+  masses_checked_ = false;
+
   // Under a hybrid style a pair of types belongs to this style only if it knows both; alone, it is
   // responsible for all.
   const bool hybrid = utils::strmatch(force->pair_style, "^hybrid");
@@ -255,9 +334,18 @@ void PairMetatomicTC::init_style() {
   if (domain->dimension != 3)
     error->all(FLERR, "pair_style metatomic-tc needs dimension 3, not {}", domain->dimension);
   check_neighbor_settings();
+  check_masses();
+  if (options_.direct_stress && !(domain->xperiodic && domain->yperiodic && domain->zperiodic))
+    error->all(FLERR, "pair_style metatomic-tc: the non-conservative stress needs a box that is "
+                      "periodic in all three directions");
+
+  // Per-atom virials need every periodic image as an atom of its own, as far as the model reaches.
+  atomic_virials_ = false;
+  for (const auto *compute : modify->get_compute_list())
+    atomic_virials_ = atomic_virials_ || compute->pressatomflag;
 
   int flags = NeighConst::REQ_FULL;
-  if (comm->nprocs > 1) {
+  if (comm->nprocs > 1 || atomic_virials_) {
     // The neighbors of ghosts are needed, too, and ghosts out to the interaction range; and one
     // cutoff farther, because there the neighbors of an atom must be complete: PET's adaptive
     // cutoff makes even the length of an edge depend on the neighbors of both its atoms, which the
@@ -265,16 +353,12 @@ void PairMetatomicTC::init_style() {
     // added. (One rank needs no more than the neighbor list: its ghosts are images of its atoms.)
     flags |= NeighConst::REQ_GHOST;
     const double range = model_->interaction_range();
-    if (!std::isfinite(range))
+    if (!std::isfinite(range) || range < 0.0)
       error->all(FLERR,
-                 "pair_style metatomic-tc: the model's interaction range is infinite, it can "
-                 "only run on one MPI rank, not on {}",
-                 comm->nprocs);
-    if (range < 0.0)
-      error->all(FLERR,
-                 "pair_style metatomic-tc: the model does not say its interaction range, it "
-                 "can only run on one MPI rank, not on {}",
-                 comm->nprocs);
+                 "pair_style metatomic-tc: the model {}, it can only run on one MPI rank, and "
+                 "without computes of a per-atom virial such as stress/atom",
+                 range < 0.0 ? "does not say its interaction range"
+                             : "has an infinite interaction range");
     if (comm->mode != Comm::SINGLE)
       error->all(FLERR,
                  "pair_style metatomic-tc needs comm_modify mode single on several MPI ranks");
@@ -282,6 +366,56 @@ void PairMetatomicTC::init_style() {
   }
   neighbor->add_request(this, flags);
   last_build_ = -1;
+  if (options_.profile) {
+    times_ = RunTimes();
+    model_->reset_times();
+  }
+}
+
+void PairMetatomicTC::check_masses() {
+  // A wrong order of the elements in pair_coeff runs, and gives nonsense. Hydrogen may be deuterium
+  // or tritium, or have got mass from its neighbor.
+  if (masses_checked_ || !atom->mass || comm->me != 0)
+    return;
+  masses_checked_ = true;
+  for (int i = 1; i <= atom->ntypes; i++) {
+    const int element = atomic_number_[i];
+    if (element <= 0 || element >= static_cast<int>(mtc::masses.size()) || !atom->mass_setflag[i])
+      continue;
+    const double mass = atom->mass[i], expected = mtc::masses[element];
+    if (std::abs(mass - expected) <= 0.15 * expected || (element == 1 && mass < 4.2))
+      continue;
+    error->warning(FLERR,
+                   "pair_style metatomic-tc: atom type {} is {} in pair_coeff, but has mass {} "
+                   "instead of {}: are the elements in the order of the types?",
+                   i, mtc::symbols[element], mass, expected);
+  }
+}
+
+void *PairMetatomicTC::extract(const char *name, int &dim) {
+  dim = 0;
+  if (strcmp(name, "scale") == 0)
+    return &scale_;
+  return nullptr;
+}
+
+void *PairMetatomicTC::extract_peratom(const char *name, int &columns) {
+  columns = 0;
+  if (strcmp(name, "uncertainty") == 0 && model_ && model_->uncertainty_threshold() > 0.0) {
+    grow_uncertainty();
+    return uncertainty_;
+  }
+  return nullptr;
+}
+
+/// Room for all atoms of this rank.
+void PairMetatomicTC::grow_uncertainty() {
+  if (uncertainty_size_ >= atom->nmax)
+    return;
+  uncertainty_size_ = atom->nmax;
+  memory->destroy(uncertainty_);
+  memory->create(uncertainty_, uncertainty_size_, "pair:uncertainty");
+  std::fill_n(uncertainty_, uncertainty_size_, 0.0);
 }
 
 double PairMetatomicTC::init_one(int i, int j) {
@@ -329,6 +463,14 @@ double PairMetatomicTC::distance_outside(const double *x) const {
   return distance;
 }
 
+void PairMetatomicTC::set_types(const mtc::EvaluatedAtoms &atoms, mtc::Structure &structure) {
+  structure.types.resize(atoms.size());
+  for (int i = 0; i < atoms.size(); i++)
+    structure.types[i] = atomic_number_[atom->type[atoms.lammps_index(i)]];
+  structure.owned = atoms.owned();
+  structure.build++;
+}
+
 void PairMetatomicTC::rebuild() {
   check_neighbor_settings();
   const int nall = atom->nlocal + atom->nghost;
@@ -353,40 +495,80 @@ void PairMetatomicTC::rebuild() {
       mtc::find_pairs(atoms_, {list->inum + (list->ghost ? list->gnum : 0), list->ilist,
                                list->numneigh, list->firstneigh, NEIGHMASK});
 
-  structure_.types.resize(atoms_.size());
-  for (int i = 0; i < atoms_.size(); i++)
-    structure_.types[i] = atomic_number_[atom->type[atoms_.lammps_index(i)]];
-  structure_.owned = atoms_.owned();
-  structure_.build++;
+  set_types(atoms_, structure_);
+
+  if (atomic_virials_) {
+    // Nothing is an image of anything else.
+    std::iota(tag.begin(), tag.end(), 0);
+    images_.build(atom->nlocal, atom->nghost, tag, skip, atom->x, outside, center, mtc::Cell());
+    image_structure_.pairs =
+        mtc::find_pairs(images_, {list->inum + list->gnum, list->ilist, list->numneigh,
+                                  list->firstneigh, NEIGHMASK});
+    set_types(images_, image_structure_);
+  }
   last_build_ = neighbor->lastcall;
 }
 
 void PairMetatomicTC::compute(int eflag, int vflag) {
   ev_init(eflag, vflag);
-  if (vflag_atom || cvflag_atom)
-    error->all(FLERR, "pair_style metatomic-tc has no per-atom virial, which a compute like "
-                      "stress/atom or heat/flux asks for");
+  // On steps of a run, not in its setup: those LAMMPS times, too.
+  const bool timed = options_.profile && !update->setupflag;
+  const double start = platform::walltime();
+  if (options_.profile && !timed)
+    model_->reset_times();
+  pvector[0] = 0.0;
   if (eflag_atom && !model_->has_atomic_energies())
     error->all(FLERR,
                "pair_style metatomic-tc: the model has no per-atom energies, which a compute "
                "like pe/atom asks for");
+  if (vflag_atom || cvflag_atom) {
+    if (options_.direct_stress)
+      error->all(FLERR, "pair_style metatomic-tc: there is no per-atom virial, which a compute "
+                        "like stress/atom or heat/flux asks for, of a non-conservative stress");
+    if (!model_->has_atomic_energies())
+      error->all(FLERR,
+                 "pair_style metatomic-tc: the model has no per-atom energies, which a per-atom "
+                 "virial needs, which a compute like stress/atom or heat/flux asks for");
+    if (!atomic_virials_)
+      error->all(FLERR, "pair_style metatomic-tc: a compute asks for a per-atom virial, but did "
+                        "not when the run began");
+  }
 
   // The age alone does not tell that a list is new when compute was not called at its first step.
   if (neighbor->ago == 0 || last_build_ != neighbor->lastcall)
     rebuild();
+  times_.pairs += platform::walltime() - start;
 
   // A rank without atoms has nothing to add. LAMMPS goes on with its communication; there is none
   // in this style.
-  if (atoms_.owned() == 0)
-    return;
+  if (atoms_.owned() > 0)
+    evaluate();
 
+  if (timed) {
+    times_.steps++;
+    times_.pair += platform::walltime() - start;
+  } else if (options_.profile) {
+    times_ = RunTimes();
+    model_->reset_times();
+  }
+}
+
+void PairMetatomicTC::evaluate() {
+  double start = platform::walltime();
   structure_.cell = cell();
   atoms_.positions(atom->x, structure_.cell, structure_.positions);
+  const bool images = vflag_atom || cvflag_atom;
+  if (images)
+    images_.positions(atom->x, image_structure_.cell, image_structure_.positions);
+  times_.pairs += platform::walltime() - start;
 
   mtc::Prediction prediction;
+  std::vector<double> virials;
   std::string problem;
   try {
     prediction = model_->evaluate(structure_, vflag_global != 0);
+    if (images)
+      virials = model_->atomic_virials(image_structure_);
   } catch (const std::exception &failure) {
     problem = mtc::one_line(failure);
   }
@@ -398,8 +580,11 @@ void PairMetatomicTC::compute(int eflag, int vflag) {
                problem);
 
   bool finite = std::isfinite(prediction.energy);
-  for (const double force_component : prediction.forces)
-    finite = finite && std::isfinite(force_component);
+  for (const auto *numbers : {&prediction.forces, &virials})
+    for (const double number : *numbers)
+      finite = finite && std::isfinite(number);
+  for (const double component : prediction.virial)
+    finite = finite && std::isfinite(component);
   if (!finite)
     error->one(FLERR,
                "pair_style metatomic-tc: energy or forces of the model are NaN or infinite on "
@@ -411,13 +596,106 @@ void PairMetatomicTC::compute(int eflag, int vflag) {
   double **f = atom->f;
   for (int i = 0; i < atoms_.size(); i++)
     for (int m = 0; m < 3; m++)
-      f[atoms_.lammps_index(i)][m] += prediction.forces[3 * i + m];
+      f[atoms_.lammps_index(i)][m] += scale_ * prediction.forces[3 * i + m];
   if (eflag_global)
-    eng_vdwl += prediction.energy;
+    eng_vdwl += scale_ * prediction.energy;
   if (eflag_atom)
     for (int i = 0; i < atoms_.owned(); i++)
-      eatom[atoms_.lammps_index(i)] += prediction.energies[i];
+      eatom[atoms_.lammps_index(i)] += scale_ * prediction.energies[i];
   if (vflag_global)
     for (int m = 0; m < 6; m++)
-      virial[m] += prediction.virial[m];
+      virial[m] += scale_ * prediction.virial[m];
+  if (images)
+    for (int i = 0; i < images_.size(); i++) {
+      const int k = images_.lammps_index(i);
+      const double *w = &virials[9 * i];
+      if (cvflag_atom)
+        for (int m = 0; m < 9; m++)
+          cvatom[k][m] += scale_ * w[m];
+      if (vflag_atom)
+        for (int m = 0; m < 6; m++)
+          vatom[k][m] += scale_ * (m < 3 ? w[m] : 0.5 * (w[m] + w[m + 3]));
+    }
+  check_uncertainty(prediction.uncertainties);
+}
+
+void PairMetatomicTC::check_uncertainty(const std::vector<double> &uncertainties) {
+  if (uncertainties.empty())
+    return;
+  grow_uncertainty();
+  const double threshold = model_->uncertainty_threshold();
+  std::string names;
+  int above = 0;
+  for (int i = 0; i < atoms_.owned(); i++) {
+    const int k = atoms_.lammps_index(i);
+    uncertainty_[k] = uncertainties[i];
+    if (uncertainties[i] <= threshold)
+      continue;
+    if (++above <= 10) {
+      names += ' ';
+      names += std::to_string(atom->tag[k]);
+    }
+  }
+  pvector[0] = above;
+  if (above > 0)
+    error->warning(FLERR,
+                   "pair_style metatomic-tc: at step {} the uncertainty of the energy of {} atoms "
+                   "is above {}, up to {:.4g}; atom IDs:{}{}",
+                   update->ntimestep, above, threshold,
+                   *std::max_element(uncertainties.begin(), uncertainties.end()), names,
+                   above > 10 ? " ..." : "");
+}
+
+// ---- profile
+// -------------------------------------------------------------------------------------
+
+/// Callback of Comm::ring
+static void append(int n, char *data, void *all) {
+  const auto *numbers = reinterpret_cast<const double *>(data);
+  auto &target = *static_cast<std::vector<double> *>(all);
+  target.insert(target.end(), numbers, numbers + n);
+}
+
+// LAMMPS calls it at the end of a run.
+void PairMetatomicTC::finish() {
+  if (!options_.profile || !model_ || times_.steps == 0)
+    return;
+  const auto &model = model_->times();
+  const double total = timer->get_wall(Timer::TOTAL);
+  const double lists = timer->get_wall(Timer::NEIGH), comm_time = timer->get_wall(Timer::COMM);
+  const double known = model.input + model.forward + model.backward + model.output + times_.pairs;
+  const std::vector<std::pair<const char *, double>> sections = {
+      {"LAMMPS neighbor lists", lists},
+      {"pairs for the model", times_.pairs},
+      {"input", model.input},
+      {"forward", model.forward},
+      {"backward", model.backward},
+      {"output", model.output},
+      {"rest of the pair style", times_.pair - known},
+      {"communication", comm_time},
+      {"rest of the run", total - lists - comm_time - times_.pair}};
+
+  std::vector<double> own;
+  for (const auto &section : sections)
+    own.push_back(section.second);
+  // Through LAMMPS: the plugin makes no MPI call itself.
+  std::vector<double> all;
+  comm->ring(static_cast<int>(own.size()), sizeof(double), own.data(), 0, &append, nullptr, &all);
+  if (comm->me != 0)
+    return;
+
+  std::string text = fmt::format("metatomic-tc: profile of {} steps on {} ranks, in s\n"
+                                 "{:<24}|{:>11} |{:>11} |{:>11} |%total\n",
+                                 times_.steps, comm->nprocs, "Section", "min", "avg", "max");
+  for (size_t k = 0; k < sections.size(); k++) {
+    double low = all[k], high = all[k], sum = 0.0;
+    for (size_t m = k; m < all.size(); m += sections.size()) {
+      low = std::min(low, all[m]);
+      high = std::max(high, all[m]);
+      sum += all[m] / comm->nprocs;
+    }
+    text += fmt::format("{:<24}|{:>11.5g} |{:>11.5g} |{:>11.5g} |{:>6.2f}\n", sections[k].first,
+                        low, sum, high, total > 0.0 ? 100.0 * sum / total : 0.0);
+  }
+  utils::logmesg(lmp, text);
 }

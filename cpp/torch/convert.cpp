@@ -3,7 +3,11 @@
 #include <algorithm>
 #include <memory>
 #include <optional>
+#include <stdexcept>
+#include <unordered_map>
 #include <unordered_set>
+
+#include <fnmatch.h>
 
 #include <torch/csrc/jit/api/function_impl.h>
 #include <torch/csrc/jit/ir/constants.h>
@@ -374,10 +378,8 @@ void separate_activations(Graph &graph, Mode mode) {
 
 // ---- linear layers ----
 
-void set_mode(Node *node, Mode mode) {
+void set_mode(Node *node, Value *mode_name) {
     auto *graph = node->owningGraph();
-    auto guard = torch::jit::WithInsertPoint(node);
-    auto *mode_name = graph->insertConstant(to_string(mode));
     if (node->kind() == our_linear_activation) {
         node->replaceInput(4, mode_name);
         return;
@@ -454,7 +456,7 @@ int64_t count_fused(const Block *block, const Code &code) {
     return count;
 }
 
-ConversionReport report_on(const std::vector<Code> &code, Mode mode) {
+ConversionReport report_on(const std::vector<Code> &code, Mode mode, const LayerPattern &pattern) {
     auto report = ConversionReport{mode, {}, 0};
     auto layers = std::vector<DescribedLayer>();
     auto with_own_layer = std::unordered_set<const c10::ivalue::Object *>();
@@ -478,9 +480,72 @@ ConversionReport report_on(const std::vector<Code> &code, Mode mode) {
         // where the call of a layer became an operator, the layer's own method still has one
         if (own || with_own_layer.count(owner) == 0) {
             report.layers.push_back(layer);
+            auto &replaced = report.layers.back().replaced;
+            replaced = replaced && pattern.matches(layer.path);
         }
     }
     return report;
+}
+
+// ---- modes of single layers ----
+
+/// The attribute that holds the mode of a module's layers. Modules of one type share their graphs,
+/// but not the values of their attributes.
+constexpr auto mode_attribute = "metatomic_tc_mode";
+
+/// true when the weight of `node` belongs to a module that `self` leads to.
+bool has_owner(const Node *node, const Graph &graph, const torch::jit::Module &self) {
+    return describe(node, graph, self, "").owner != nullptr;
+}
+
+/// Gives every module with layers, and modules that compute weights, a mode: `mode` where the path
+/// of the layer matches.
+void set_mode_attributes(const std::vector<Code> &code, Mode mode, const LayerPattern &pattern) {
+    auto objects = std::unordered_map<const c10::ivalue::Object *, c10::IValue>();
+    for (const auto &part : code) {
+        if (part.self.has_value()) {
+            for (const auto &named : part.self->named_modules()) {
+                objects.emplace(named.value._ivalue().get(), named.value._ivalue());
+            }
+        }
+    }
+    auto applies = std::unordered_map<const c10::ivalue::Object *, bool>();
+    for (const auto &part : code) {
+        if (!part.self.has_value()) {
+            continue;
+        }
+        auto content = content_of(*part.graph);
+        for (const auto &nodes : {content.linears, content.fused}) {
+            for (const auto *node : nodes) {
+                auto described = describe(node, *part.graph, *part.self, part.name);
+                const auto *owner = described.owner;
+                if (owner == nullptr) {
+                    owner = part.self->_ivalue().get();
+                }
+                applies[owner] = applies[owner] || pattern.matches(described.layer.path);
+            }
+        }
+    }
+    for (const auto &[object, matches] : applies) {
+        auto module = torch::jit::Module(objects.at(object).toObject());
+        module.register_attribute(
+            mode_attribute, c10::StringType::get(), to_string(matches ? mode : Mode::fp32)
+        );
+    }
+}
+
+/// The mode of one layer, as a value of its graph.
+Value *mode_value(Node *node, const Code &code, Mode mode, const LayerPattern &pattern) {
+    auto &graph = *node->owningGraph();
+    if (pattern.matches_all()) {
+        return graph.insertConstant(to_string(mode));
+    }
+    if (!code.self.has_value()) {
+        return graph.insertConstant(to_string(pattern.matches(code.name) ? mode : Mode::fp32));
+    }
+    auto *module =
+        has_owner(node, graph, *code.self) ? node->input(1)->node()->input() : graph.inputs()[0];
+    return graph.insertGetAttr(module, mode_attribute);
 }
 
 } // namespace
@@ -509,33 +574,60 @@ std::string ConversionReport::to_json() const {
     return result + "], \"fused\": " + std::to_string(fused) + "}";
 }
 
-ConversionReport convert_linear_layers(torch::jit::Module &module, Mode mode) {
+LayerPattern::LayerPattern(std::string pattern) : pattern_(std::move(pattern)) {
+    if (!pattern_.empty() && pattern_[0] == '!') {
+        inverted_ = true;
+        pattern_.erase(0, 1);
+    }
+    if (pattern_.empty()) {
+        throw std::invalid_argument(
+            "the pattern for the paths of layers is empty; write for example \"*\", "
+            "\"*.gnn_layers.*\" or \"!*heads*\""
+        );
+    }
+}
+
+bool LayerPattern::matches_all() const {
+    return pattern_ == "*" && !inverted_;
+}
+
+bool LayerPattern::matches(const std::string &path) const {
+    return (fnmatch(pattern_.c_str(), path.c_str(), 0) == 0) != inverted_;
+}
+
+ConversionReport
+convert_linear_layers(torch::jit::Module &module, Mode mode, const std::string &layers) {
+    auto pattern = LayerPattern(layers);
     auto code = code_of(module);
-    auto graphs = std::vector<std::shared_ptr<Graph>>();
+    auto parts = std::vector<const Code *>();
     auto seen = std::unordered_set<const Graph *>();
     for (const auto &part : code) {
         if (seen.insert(part.graph.get()).second) {
-            graphs.push_back(part.graph);
+            parts.push_back(&part);
         }
     }
-    for (const auto &graph : graphs) {
+    for (const auto *part : parts) {
         // PyTorch's gradient of a fused swiglu rounds in another way, and fp32 is the unmodified
         // model bit by bit
         if (mode == Mode::fp32) {
-            separate_activations(*graph, mode);
+            separate_activations(*part->graph, mode);
         } else {
-            fuse_activations(*graph, code, mode);
+            fuse_activations(*part->graph, code, mode);
         }
     }
-    for (const auto &graph : graphs) {
-        auto content = content_of(*graph);
+    if (!pattern.matches_all()) {
+        set_mode_attributes(code, mode, pattern);
+    }
+    for (const auto *part : parts) {
+        auto content = content_of(*part->graph);
         for (const auto &nodes : {content.linears, content.fused}) {
             for (auto *node : nodes) {
-                set_mode(node, mode);
+                auto guard = torch::jit::WithInsertPoint(node);
+                set_mode(node, mode_value(node, *part, mode, pattern));
             }
         }
     }
-    return report_on(code, mode);
+    return report_on(code, mode, pattern);
 }
 
 } // namespace metatomic_tc

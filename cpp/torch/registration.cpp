@@ -97,7 +97,8 @@ std::string build_info_json() {
 }
 
 /// `convert_linear_layers` for Python, where a module travels as the bytes of its file.
-std::tuple<at::Tensor, std::string> convert(const at::Tensor &model, std::string mode) {
+std::tuple<at::Tensor, std::string>
+convert(const at::Tensor &model, std::string mode, std::string layers) {
     TORCH_CHECK_VALUE(
         model.scalar_type() == at::kByte && model.dim() == 1 && model.device().is_cpu(),
         "metatomic_tc::convert needs the bytes of a TorchScript file as a 1-dimensional uint8 "
@@ -114,7 +115,7 @@ std::tuple<at::Tensor, std::string> convert(const at::Tensor &model, std::string
         std::string(static_cast<const char *>(bytes.const_data_ptr()), bytes.numel())
     );
     auto module = torch::jit::load(input);
-    auto report = convert_linear_layers(module, parse_mode(mode));
+    auto report = convert_linear_layers(module, parse_mode(mode), layers);
     auto output = std::ostringstream();
     module.save(output);
     auto saved = output.str();
@@ -138,7 +139,7 @@ void define_operators(torch::Library &m) {
         "gemm(Tensor a, Tensor b, Tensor? bias, bool transpose_b, str implementation, "
         "int tile_n=0, int splits=0) -> Tensor"
     );
-    m.def("convert(Tensor model, str mode) -> (Tensor, str)", &convert);
+    m.def("convert(Tensor model, str mode, str layers=\"*\") -> (Tensor, str)", &convert);
     m.def("dispatch_table() -> str", &dispatch_table_json);
     m.def(
         "select_implementation(str mode, bool cuda, int compute_capability, int cuda_version, "

@@ -26,7 +26,8 @@ class LinearLayer:
     #: -1 when the weight is computed at run time, so that the shape is not known before
     in_features: int
     out_features: int
-    #: True when it computes in the requested mode, False when it stays in FP32 since it is small
+    #: True when it computes in the requested mode, False when it stays in FP32 since it is small or
+    #: not among the layers that were asked for
     replaced: bool
 
 
@@ -46,7 +47,7 @@ class ConversionReport:
 
     @property
     def left(self) -> int:
-        """Number of layers that stay in FP32: too small to gain."""
+        """Number of layers that stay in FP32: too small to gain, or not asked for."""
         return len(self.layers) - self.replaced
 
 
@@ -54,6 +55,7 @@ def load(
     path: str | Path,
     mode: str = DEFAULT_MODE,
     extensions_directory: str | Path | None = None,
+    layers: str = "*",
 ) -> AtomisticModel:
     """
     Load an exported metatomic model, and let its linear layers use ``mode``.
@@ -66,6 +68,9 @@ def load(
         ``bf16x9-eager``. Whether a device supports it is checked when the model runs there; see
         :func:`supported_modes`.
     :param extensions_directory: where the TorchScript extensions of the model are, if it has any
+    :param layers: shell-style pattern for the paths of the layers that use the mode (see
+        :func:`conversion_report`), with ``!`` in front: for those of all others. The rest computes
+        in FP32.
     :return: the model on the CPU, to be used in any metatomic engine
     :raises ModelFileError: if the file is something else; the message says what, and what to do
     :raises ValueError: if there is no such mode
@@ -79,38 +84,41 @@ def load(
     load_model_extensions(str(path), directory)
     check_atomistic_model(str(path))
     try:
-        content, _ = torch.ops.metatomic_tc.convert(_tensor_of(path.read_bytes()), mode)
+        content, _ = torch.ops.metatomic_tc.convert(_tensor_of(path.read_bytes()), mode, layers)
     except RuntimeError as error:
         raise RuntimeError(model_files.reading_failed(path, error)) from error
     return _model_of(content)
 
 
-def convert(model: torch.nn.Module, mode: str = DEFAULT_MODE) -> AtomisticModel:
+def convert(model: torch.nn.Module, mode: str = DEFAULT_MODE, layers: str = "*") -> AtomisticModel:
     """
     A copy of a metatomic model whose linear layers use ``mode``; ``model`` stays as it is.
 
     :param model: an :class:`AtomisticModel`, freshly exported or loaded from a file (whatever
         modes its layers use already), or what ``torch.jit.script`` makes of one
     :param mode: see :func:`load`
+    :param layers: see :func:`load`
     :return: the new model, on the device of ``model``
     :raises TypeError: if ``model`` is not a metatomic model
     :raises ValueError: if there is no such mode
     """
-    return convert_with_report(model, mode)[0]
+    return convert_with_report(model, mode, layers)[0]
 
 
-def conversion_report(model: torch.nn.Module, mode: str = DEFAULT_MODE) -> ConversionReport:
+def conversion_report(
+    model: torch.nn.Module, mode: str = DEFAULT_MODE, layers: str = "*"
+) -> ConversionReport:
     """
-    What ``convert(model, mode)`` would do: every linear layer of the model, its shape, and whether
-    it would use the mode. ``model`` stays as it is.
+    What ``convert(model, mode, layers)`` would do: every linear layer of the model, its shape, and
+    whether it would use the mode. ``model`` stays as it is.
 
     Parameters and errors are those of :func:`convert`.
     """
-    return convert_with_report(model, mode)[1]
+    return convert_with_report(model, mode, layers)[1]
 
 
 def convert_with_report(
-    model: torch.nn.Module, mode: str
+    model: torch.nn.Module, mode: str, layers: str = "*"
 ) -> tuple[AtomisticModel, ConversionReport]:
     """Both :func:`convert` and :func:`conversion_report`, with one conversion."""
     check_mode(mode)
@@ -122,12 +130,12 @@ def convert_with_report(
     scripted = model
     if not isinstance(model, torch.jit.ScriptModule):
         scripted = torch.jit.script(model).eval()
-    content, report = convert_script_module(scripted, mode)
+    content, report = convert_script_module(scripted, mode, layers)
     return _model_of(content), report
 
 
 def convert_script_module(
-    module: torch.jit.ScriptModule, mode: str
+    module: torch.jit.ScriptModule, mode: str, layers: str = "*"
 ) -> tuple[torch.Tensor, ConversionReport]:
     """
     Rewrite the linear layers of any TorchScript module.
@@ -136,7 +144,7 @@ def convert_script_module(
     """
     buffer = io.BytesIO()
     torch.jit.save(module, buffer)
-    content, report = torch.ops.metatomic_tc.convert(_tensor_of(buffer.getvalue()), mode)
+    content, report = torch.ops.metatomic_tc.convert(_tensor_of(buffer.getvalue()), mode, layers)
     report = json.loads(report)
     layers = [LinearLayer(**layer) for layer in report["layers"]]
     return content, ConversionReport(report["mode"], layers, report["fused"])

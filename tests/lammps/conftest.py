@@ -100,10 +100,11 @@ def pair_model(tmp_path_factory):
     """Writes a `PairModel` (see pair_model.py), in a process of its own: the libraries that are
     loaded here would be recorded in the file."""
 
-    def write(trouble="none", height=0.0, dtype="float32"):
+    def write(trouble="none", height=0.0, dtype="float32", extras=False):
         path = tmp_path_factory.mktemp("pair") / "pair.pt"
         script = Path(__file__).with_name("pair_model.py")
-        subprocess.run([sys.executable, script, path, trouble, str(height), dtype], check=True)
+        arguments = [path, trouble, str(height), dtype, *(["extras"] if extras else [])]
+        subprocess.run([sys.executable, script, *arguments], check=True)
         return path
 
     return write

@@ -1,7 +1,7 @@
 # ruff: noqa: UP006, UP035, UP045 (metatomic checks the annotations, and wants those of typing)
 """A metatomic model that is not PET: a pair potential and a small network.
 
-pair_model.py PATH TROUBLE HEIGHT DTYPE writes a `PairModel` for H and O, in eV and Å.
+pair_model.py PATH TROUBLE HEIGHT DTYPE [EXTRAS] writes a `PairModel` for H and O, in eV and Å.
 """
 
 import sys
@@ -18,10 +18,19 @@ from metatomic.torch import (
     System,
 )
 
+#: eV/Å
+NC_FORCE = [0.1, -0.2, 0.3]
+#: xx, yy, zz in eV/Å³
+NC_STRESS = [0.001, 0.002, -0.003]
+
 
 class PairModel(torch.nn.Module):
     """Half a repulsive pair energy for each of two atoms, from a strict half list, and a network of
     16 radial functions for each atom, from a full list with a shorter cutoff.
+
+    With EXTRAS it has more outputs: the energy variant "double", the uncertainty of the energy
+    (0.2 eV for oxygen, 0.01 eV for hydrogen), non-conservative forces (NC_FORCE for every atom) and
+    the non-conservative stress (NC_STRESS times the number of atoms).
 
     `trouble`: "none", or what happens when a main atom is above `height`: "exception" or "nan".
     """
@@ -79,20 +88,51 @@ class PairModel(torch.nn.Module):
                 raise RuntimeError("an atom is too high")
             energy = energy / 0.0 - energy / 0.0
 
-        samples = torch.stack([torch.zeros_like(atoms), atoms], dim=1).to(torch.int32)
-        sample_names = ["system", "atom"]
-        if outputs["energy"].sample_kind == "system":
-            energy = energy.sum(dim=0, keepdim=True)
-            samples = torch.zeros(1, 1, dtype=torch.int32, device=energy.device)
-            sample_names = ["system"]
+        systems_of = torch.zeros(1, 1, dtype=torch.int32, device=energy.device)
         zero = torch.zeros(1, 1, dtype=torch.int32, device=energy.device)
-        block = TensorBlock(energy, Labels(sample_names, samples), [], Labels("energy", zero))
-        return {"energy": TensorMap(Labels("_", zero), [block])}
+        samples = torch.stack([torch.zeros_like(atoms), atoms], dim=1).to(torch.int32)
+        of_atoms = Labels(["system", "atom"], samples)
+        of_system = Labels(["system"], systems_of)
+        xyz = torch.arange(3, dtype=torch.int32, device=energy.device).reshape(3, 1)
+        result: Dict[str, TensorMap] = {}
+        for name, output in outputs.items():
+            of = of_atoms
+            values = energy
+            components: List[Labels] = []
+            if name == "energy_uncertainty":
+                oxygen = system.types[atoms] == 8
+                values = torch.where(oxygen, 0.2, 0.01).to(energy.dtype).reshape(-1, 1)
+            elif name == "non_conservative_force":
+                force = torch.tensor([0.1, -0.2, 0.3], dtype=energy.dtype, device=energy.device)
+                values = force.expand(len(atoms), 3).reshape(-1, 3, 1)
+                components = [Labels("xyz", xyz)]
+            elif name == "non_conservative_stress":
+                stress = torch.tensor([0.001, 0.002, -0.003], dtype=energy.dtype)
+                stress = torch.diag(stress).to(energy.device) * len(atoms)
+                values = stress.reshape(1, 3, 3, 1)
+                components = [Labels("xyz_1", xyz), Labels("xyz_2", xyz)]
+                of = of_system
+            else:
+                if name == "energy/double":
+                    values = 2.0 * energy
+                if output.sample_kind == "system":
+                    values = values.sum(dim=0, keepdim=True)
+                    of = of_system
+            property_name = name.split("/")[0]
+            block = TensorBlock(values, of, components, Labels([property_name], zero))
+            result[name] = TensorMap(Labels("_", zero), [block])
+        return result
 
 
-def main(path, trouble, height, dtype):
+def main(path, trouble, height, dtype, extras=""):
+    outputs = {"energy": ModelOutput(unit="eV", sample_kind="atom")}
+    if extras:
+        outputs["energy/double"] = ModelOutput(unit="eV", sample_kind="atom")
+        outputs["energy_uncertainty"] = ModelOutput(unit="eV", sample_kind="atom")
+        outputs["non_conservative_force"] = ModelOutput(unit="eV/A", sample_kind="atom")
+        outputs["non_conservative_stress"] = ModelOutput(unit="eV/A^3", sample_kind="system")
     capabilities = ModelCapabilities(
-        outputs={"energy": ModelOutput(unit="eV", sample_kind="atom")},
+        outputs=outputs,
         atomic_types=[1, 8],
         interaction_range=4.0,
         length_unit="angstrom",

@@ -542,3 +542,44 @@ def test_what_is_no_metatomic_model_is_an_error():
 def test_unknown_modes_are_an_error(tiny_pet):
     with pytest.raises(ValueError, match="'bf16x3'"):
         metatomic_tc.load(tiny_pet, mode="bf16x3")
+
+
+# ---- chosen layers -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layers", ["blocks.1.*", "!blocks.1.*", "by_name.?", "*.[02].0", "none"])
+def test_only_chosen_layers_use_the_mode(layers):
+    """Also where layers of one shape share their code."""
+    torch.manual_seed(0)
+    module, x = Nested(), torch.randn(10, 32)
+    content, report = convert_script_module(torch.jit.script(module), "tf32", layers)
+    chosen = {
+        "blocks.1.*": {"blocks.1.0"},
+        "!blocks.1.*": {"blocks.0.0", "blocks.2.0", "by_name.a"},
+        "by_name.?": {"by_name.a"},
+        "*.[02].0": {"blocks.0.0", "blocks.2.0"},
+        "none": set(),
+    }[layers]
+    assert {layer.path for layer in report.layers if layer.replaced} == chosen
+    assert len(report.layers) == 5
+
+    def apply(path, layer, x):
+        mode = "tf32" if path in chosen else "fp32"
+        return metatomic_tc.linear(x, layer.weight, layer.bias, mode)
+
+    expected = x
+    for i, block in enumerate(module.blocks):
+        expected = torch.tanh(apply(f"blocks.{i}.0", block[0], expected))
+    expected = module.last(apply("by_name.a", module.by_name["a"], expected))
+    new = load_script_module(content)
+    assert torch.equal(new(x), expected)
+
+    # Another conversion starts from the layers, not from this choice.
+    again, report = converted(new, "tf32")
+    assert report.replaced == 4
+    assert torch.equal(again(x), converted(module, "tf32")[0](x))
+
+
+def test_an_empty_pattern():
+    with pytest.raises(Exception, match="the pattern for the paths of layers is empty"):
+        convert_script_module(torch.jit.script(Nested()), "tf32", "!")

@@ -21,6 +21,22 @@ struct LinearLayer {
     bool replaced;
 };
 
+/// A shell-style pattern for the paths of layers: `*` is any text, dots included, `?` any character
+/// and `[...]` one of a set; with `!` in front, all paths that the rest does not match.
+class LayerPattern {
+  public:
+    /// @throws std::invalid_argument when there is no pattern
+    explicit LayerPattern(std::string pattern);
+
+    /// true for "*"
+    bool matches_all() const;
+    bool matches(const std::string &path) const;
+
+  private:
+    std::string pattern_;
+    bool inverted_ = false;
+};
+
 struct ConversionReport {
     Mode mode;
     std::vector<LinearLayer> layers;
@@ -29,7 +45,7 @@ struct ConversionReport {
 
     /// Number of layers that compute in `mode`.
     int64_t replaced() const;
-    /// Number of layers that stay in FP32 (see `stays_fp32`).
+    /// Number of layers that stay in FP32: too small (see `stays_fp32`), or not chosen.
     int64_t left() const;
     /// {"mode": ..., "layers": [{"path", "in_features", "out_features", "replaced"}, ...],
     /// "fused": ...}
@@ -45,6 +61,10 @@ struct ConversionReport {
 /// `v * sigmoid(g)` of the halves, becomes one `metatomic_tc::linear_activation` with it. In `fp32`
 /// these are separated again, so that the module computes what it did before any conversion, bit by
 /// bit.
-ConversionReport convert_linear_layers(torch::jit::Module &module, Mode mode);
+///
+/// `layers` chooses the layers that compute in the mode, as in `LayerPattern`; the others call the
+/// operator in FP32.
+ConversionReport
+convert_linear_layers(torch::jit::Module &module, Mode mode, const std::string &layers = "*");
 
 } // namespace metatomic_tc
