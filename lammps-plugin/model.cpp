@@ -134,6 +134,14 @@ class NoWarnings : public c10::WarningHandler {
 // ---- Model
 // ---------------------------------------------------------------------------------------
 
+/// A neighbor list the model asks for.
+struct NeighborRequest {
+  /// In units of length of LAMMPS.
+  double cutoff;
+  /// Both directions of each pair, or one.
+  bool full;
+};
+
 struct Model::Implementation {
   Implementation(metatensor_torch::Module loaded) : module(std::move(loaded)) {}
 
@@ -392,9 +400,6 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
 
 Model::~Model() = default;
 
-const std::vector<NeighborRequest> &Model::neighbor_requests() const {
-  return implementation_->requests;
-}
 
 double Model::cutoff() const {
   double cutoff = 0.0;

@@ -46,14 +46,6 @@ struct ModelOptions {
   std::string energy_unit;
 };
 
-/// A neighbor list the model asks for.
-struct NeighborRequest {
-  /// In units of length of LAMMPS.
-  double cutoff;
-  /// Both directions of each pair, or one.
-  bool full;
-};
-
 /// A structure, in units of LAMMPS.
 struct Structure {
   Cell cell;
@@ -104,7 +96,6 @@ public:
   Model(const std::string &path, const ModelOptions &options, const LocalRank &local);
   ~Model();
 
-  const std::vector<NeighborRequest> &neighbor_requests() const;
   /// Largest cutoff of the neighbor lists, in units of length of LAMMPS.
   double cutoff() const;
   /// How far an atom's energy depends on others, in units of length of LAMMPS; may be infinite.
