@@ -400,7 +400,6 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
 
 Model::~Model() = default;
 
-
 double Model::cutoff() const {
   double cutoff = 0.0;
   for (const auto &request : implementation_->requests)
