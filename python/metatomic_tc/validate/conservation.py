@@ -143,8 +143,8 @@ def analyse(times, change) -> dict:
 
     :param times: in ps, equally spaced
     :param change: of the total energy, in meV per atom
-    :return: ``drift`` and ``drift_uncertainty`` in meV/atom/ps, ``fluctuation`` (RMS about the line)
-        and ``largest`` (change since the start) in meV per atom
+    :return: ``drift`` and ``drift_uncertainty`` in meV/atom/ps, ``fluctuation`` (RMS about
+        the line) and ``largest`` (change since the start) in meV per atom
     """
     times, change = np.asarray(times, dtype=float), np.asarray(change, dtype=float)
     if not np.isfinite(change).all():

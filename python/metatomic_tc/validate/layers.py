@@ -46,14 +46,11 @@ def run(context) -> None:
 def _weights(evaluators) -> dict[tuple[int, int], list[torch.Tensor]]:
     """The FP32 weights of the layers that compute in a mode, by (in, out) features."""
     found: dict = {}
+    parameters = dict(evaluators.model.named_parameters())
     for layer in evaluators.layers:
         if not layer.replaced or layer.in_features < 0:
             continue
-        try:
-            # The first name is the wrapper's: the paths are those of the whole model.
-            weight = evaluators.model.get_parameter(f"{layer.path}.weight")
-        except AttributeError:
-            continue
-        if weight.dtype == torch.float32:
+        weight = parameters.get(f"{layer.path}.weight")
+        if weight is not None and weight.dtype == torch.float32:
             found.setdefault((layer.in_features, layer.out_features), []).append(weight.detach())
     return dict(sorted(found.items()))

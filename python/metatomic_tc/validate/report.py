@@ -205,8 +205,8 @@ def _smoothness(data: dict) -> str:
         parts.append(
             _plot(
                 lambda structure=structure: plots.pull_off(results, data["modes"], structure),
-                f"{structure}: above, the energy along the curve; below, the deviation of each mode "
-                "from it, linear around zero and logarithmic beyond.",
+                f"{structure}: above, the energy along the curve; below, the deviation of each "
+                "mode from it, linear around zero and logarithmic beyond.",
             )
         )
     rows = _judged_rows(data, "smoothness")
@@ -339,8 +339,8 @@ def _rules(data: dict) -> str:
         judged += [(TITLES[test], *row) for row in _judged_rows(data, test)]
     head = ["test", "quantity", "what", "pass up to", "warn up to", "always passes up to"]
     return (
-        '<h2 id="rules">Rules</h2><p>A quantity of a mode passes up to so many yardsticks, warns up '
-        "to so many, and fails above. A yardstick is what FP32 itself does on the same model, "
+        '<h2 id="rules">Rules</h2><p>A quantity of a mode passes up to so many yardsticks, warns '
+        "up to so many, and fails above. A yardstick is what FP32 itself does on the same model, "
         "structures and device. The verdict of a test is that of its worst quantity, and “fail” if "
         "something could not be computed that FP32 could.</p>"
         + _table("The rules, which are the same for all models", head, rows, text=True)

@@ -82,8 +82,8 @@ def evaluate_reordered(context, structure: Structure, seed: int = 1) -> Evaluati
 
 def differences(found: Evaluation, exact: Evaluation, structure: Structure) -> dict:
     """
-    Errors: ``energy`` in eV per atom with its sign; ``force_*`` in eV/Å and ``stress_*`` in eV/Å³ of
-    all components.
+    Errors: ``energy`` in eV per atom with its sign; ``force_*`` in eV/Å and ``stress_*`` in eV/Å³
+    of all components.
     """
     atoms = len(structure.atoms)
     result = {"atoms": atoms, "energy": (found.energy - exact.energy) / atoms}

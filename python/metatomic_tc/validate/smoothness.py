@@ -1,5 +1,6 @@
 """
-A group of atoms is moved rigidly along a line, and the energy of every mode is compared with FP64's.
+A group of atoms is moved rigidly along a line, and the energy of every mode is compared with that
+of FP64.
 
 The roughness is the root mean square of the second differences, E(i-1) - 2 E(i) + E(i+1), of the
 deviation from FP64: what is smooth in both cancels.

@@ -27,7 +27,9 @@ def run(context) -> None:
             if missing:
                 # fp32 again: times of one run are compared
                 missing = ["fp32"] + [mode for mode in missing if mode != "fp32"]
-                _measure(context, box, missing)
+                # TorchScript's optimizer takes seconds, and gains nothing where modes are emulated.
+                with torch.jit.optimized_execution(context.device.type == "cuda"):
+                    _measure(context, box, missing)
 
 
 def _measure(context, box: Structure, modes: list[str]) -> None:
@@ -39,9 +41,8 @@ def _measure(context, box: Structure, modes: list[str]) -> None:
         with context.guard(TEST, mode, box.name):
             evaluator = context.evaluators(mode)
             system = evaluator.system(box)
-            warm_up = 4 if context.device.type == "cuda" else 2
-            for _ in range(warm_up):  # TorchScript specialises in its first runs
-                evaluator.step(system)
+            for _ in range(4 if context.device.type == "cuda" else 1):
+                evaluator.step(system)  # TorchScript specialises in its first runs
             steps[mode] = (evaluator, system)
         done += 1
         bar(done)

@@ -41,7 +41,8 @@ NEVER = float("inf")
 
 RULES = [
     Rule(
-        "single_point", "energy", f"error of the energy against FP64, RMS of the structures, {_OWN}",
+        "single_point", "energy",
+        f"error of the energy against FP64, RMS of the structures, {_OWN}",
         "eV/atom", 2, 5, 1e-8,
     ),
     Rule(
@@ -74,8 +75,8 @@ RULES = [
     ),
     Rule(
         "conservation", "drift",
-        "how much the size of the drift exceeds that of FP32's, against the combined standard error "
-        "of the two",
+        "how much the size of the drift exceeds that of FP32's, against the combined standard "
+        "error of the two",
         "meV/atom/ps", 3, 5, 1e-3,
     ),
     Rule(
@@ -101,8 +102,8 @@ RULES = [
     ),
     Rule(
         "relaxation", "lowest_force",
-        "lowest largest force of the worst repeat (but not below the force that was to be reached), "
-        "against FP32's",
+        "lowest largest force of the worst repeat (but not below the force that was to be "
+        "reached), against FP32's",
         "eV/Å", 2, 5,
     ),
     Rule(
