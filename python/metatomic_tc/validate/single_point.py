@@ -90,6 +90,10 @@ def differences(found: Evaluation, exact: Evaluation, structure: Structure) -> d
     if len(found.energies) == atoms:
         error = found.energies - exact.energies
         result["atom_energy_rms"] = float(np.sqrt(np.mean(error**2)))
+    # half of the last place of an energy in FP32
+    result["energy_rounding"] = float(2.0**-24 * np.abs(exact.energies).max())
+    if len(found.energies) == 1:
+        result["energy_rounding"] /= atoms
     for name in ("forces", "stress"):
         values = getattr(found, name), getattr(exact, name)
         if values[0] is None or values[1] is None:
@@ -117,6 +121,7 @@ def quantities(context) -> dict[str, dict[str, tuple[float, float]]]:
         pairs = {}
         for quantity, pool in [
             ("energy", _root_mean_square),
+            ("atom_energy_rms", _root_mean_square),
             ("force_rms", _root_mean_square),
             ("force_max", max),
             ("stress_rms", _root_mean_square),
@@ -129,6 +134,12 @@ def quantities(context) -> dict[str, dict[str, tuple[float, float]]]:
                 pool([abs(other[k][quantity]) for k in keys if quantity in other.get(k, {})] or [0])
                 for other in yardsticks
             ]
+            if "energy" in quantity:
+                # The sum over atoms may be right by chance; that is no measure for others.
+                noise += [
+                    pool([yardsticks[0][k].get(name, 0) for k in keys])
+                    for name in ("atom_energy_rms", "energy_rounding")
+                ]
             pairs[quantity] = (pool([abs(mine[k][quantity]) for k in keys]), max(noise))
             if quantity == "force_rms":
                 # a structure where the mode does worse than where it is compared on the whole

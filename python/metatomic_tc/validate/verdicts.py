@@ -42,8 +42,14 @@ NEVER = float("inf")
 RULES = [
     Rule(
         "single_point", "energy",
-        f"error of the energy against FP64, RMS of the structures, {_OWN}",
+        f"error of the energy against FP64, RMS of the structures, {_OWN}; or, if larger, FP32's "
+        "RMS error of the energies of atoms, or half of the last place of an energy in FP32",
         "eV/atom", 2, 5, 1e-8,
+    ),
+    Rule(
+        "single_point", "atom_energy_rms",
+        "RMS error of the energies of atoms against FP64, against the same",
+        "eV", 2, 5, 1e-8,
     ),
     Rule(
         "single_point", "force_rms", f"RMS error of the forces against FP64, {_OWN}",
