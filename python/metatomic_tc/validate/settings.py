@@ -89,7 +89,7 @@ def quick_settings(on_gpu: bool) -> Settings:
         single_point=("water-24", "pt-co-29", "alloy-32"),
         layer_rows=128,
         pull_structure="pt-co-29",
-        pull_points=8,
+        pull_points=12,
         nve_structure="water-24",
         nve_picoseconds=0.008,
         nve_every=1,
