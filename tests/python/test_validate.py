@@ -411,6 +411,35 @@ def test_a_model_without_fp64_is_compared_with_fp32(network, tmp_path):
     assert data["verdicts"]["tf32"] == {"single_point": "fail", "smoothness": "fail"}
 
 
+def test_dynamics_are_continued(network, tmp_path):
+    settings = Settings(
+        nve_structure="water-24", nve_picoseconds=0.06, nve_every=5, nve_temperature=50.0
+    )
+    options = {
+        "device": "cpu", "tests": ["conservation"], "output": tmp_path, "settings": settings,
+        "resume": True,
+    }  # fmt: skip
+    first = validate(network(), ["fp32"], **options)["results"]["conservation"]
+    run = first["fp32"]["water-24"]
+    assert run["times"] == pytest.approx(np.arange(25) * 0.0025)
+
+    # as if it had been interrupted between steps 50 and 100
+    directory = tmp_path / "work" / "nve-water-24-fp32"
+    (directory / "nve.restart.b").unlink()
+    log = directory / "nve-0.log"
+    log.write_text(log.read_text()[: log.read_text().index("\n        90 ")])
+    data = json.loads((tmp_path / "report.json").read_text())
+    del data["results"]["conservation"]["fp32"]["water-24"]
+    (tmp_path / "report.json").write_text(json.dumps(data))
+    second = validate(network(), ["fp32"], **options)["results"]["conservation"]
+    assert (directory / "nve-1.log").exists() and "read_restart" in (
+        directory / "in.nve-1"
+    ).read_text()
+    again = second["fp32"]["water-24"]
+    assert again["times"] == run["times"]
+    assert again["changes"] == pytest.approx(run["changes"], abs=1e-3)
+
+
 # ---- wrong input ---------------------------------------------------------------------------------
 
 

@@ -28,30 +28,29 @@ def _style(number: int) -> dict:
 
 
 def pull_off(results: dict, modes: list[str], structure: str) -> str:
-    """The curve, and how far the modes are from FP64 along it."""
-    figure, (whole, zoomed) = _figure(height=6.4, nrows=2, sharex=True)
+    """The curve, how far the modes are from FP64 along it, and the same at the scale of FP32."""
     curves = {name: results[name][structure] for name in results if structure in results[name]}
-    reference = curves.get(smoothness.REFERENCE, curves.get("fp32"))
-    heights = reference["heights"]
     label = "FP64" if smoothness.REFERENCE in curves else "FP32"
+    reference = curves[smoothness.REFERENCE if label == "FP64" else "fp32"]
+    heights = reference["heights"]
+    figure, (whole, all_modes, zoomed) = _figure(height=9, nrows=3, sharex=True)
     shifted = np.array(reference["energies"]) - reference["energies"][-1]
-    whole.plot(heights, shifted, "k-", linewidth=1.3, label=label)
+    whole.plot(heights, shifted, "k-", linewidth=1.3)
     whole.set_ylim(top=min(shifted.max(), 3.0) + 0.2)
+    scale = 1e-6
     for number, mode in enumerate(modes):
         if mode in curves:
-            deviation = np.array(curves[mode]["energies"]) - reference["energies"]
-            zoomed.plot(heights, 1e3 * deviation, marker=".", label=mode, **_style(number))
+            deviation = 1e3 * (np.array(curves[mode]["energies"]) - reference["energies"])
+            deviation -= deviation.mean()
+            if mode == "fp32":
+                scale = max(scale, 4 * np.abs(deviation).max())
+            for axes in (all_modes, zoomed):
+                axes.plot(heights, deviation, marker=".", label=mode, **_style(number))
     whole.set(ylabel="energy, eV", title=f"{structure}: energy since the last point, {label}")
-    zoomed.set(xlabel="height, Å", ylabel="meV", title=f"deviation of the modes from {label}")
-    zoomed.set_yscale("symlog", linthresh=_linear_part(zoomed))
-    zoomed.legend()
+    all_modes.set(ylabel="meV", title=f"deviation of the modes from {label}, less its mean")
+    all_modes.legend()
+    zoomed.set(xlabel="height, Å", ylabel="meV", ylim=(-scale, scale), title="the same, zoomed")
     return picture(figure)
-
-
-def _linear_part(axes) -> float:
-    """The largest number of the smoothest curve: FP32-level curves fill the linear part."""
-    sizes = [np.abs(line.get_ydata()).max() for line in axes.get_lines()]
-    return float(2 * max(min(sizes, default=0), 1e-6))
 
 
 def conservation(results: dict, modes: list[str], structure: str) -> str:

@@ -4,6 +4,7 @@ import html
 import math
 
 from . import plots
+from .conservation import BLOCKS
 from .settings import TESTS, TITLES
 from .single_point import REORDERED, REPEATED
 
@@ -205,8 +206,8 @@ def _smoothness(data: dict) -> str:
         parts.append(
             _plot(
                 lambda structure=structure: plots.pull_off(results, data["modes"], structure),
-                f"{structure}: above, the energy along the curve; below, the deviation of each "
-                "mode from it, linear around zero and logarithmic beyond.",
+                f"{structure}: above, the energy along the curve; in the middle, the deviation of "
+                "each mode from it; below, the same at the scale of FP32's deviation.",
             )
         )
     rows = _judged_rows(data, "smoothness")
@@ -229,7 +230,9 @@ def _conservation(data: dict) -> str:
         "<h2>Energy conservation</h2><p>Constant energy in LAMMPS through the pair style, "
         f"{settings['nve_picoseconds']:g} ps in steps of {settings['nve_timestep']:g} fs, from the "
         "same positions and velocities in every mode. A difference of drifts below about three "
-        "times its uncertainty cannot be seen in runs of this length.</p>"
+        "times its uncertainty cannot be seen in runs of this length. The uncertainty is that of a "
+        f"line through the means of {BLOCKS} blocks; it is too small if a block, a tenth of the "
+        "run, is shorter than the vibrations of the atoms.</p>"
     ]
     for structure in dict.fromkeys(s for found in results.values() for s in found):
         parts.append(
