@@ -93,6 +93,8 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=screen,
                 stderr=subprocess.STDOUT,
+                # Ctrl-C is for this process, which then ends LAMMPS.
+                start_new_session=True,
             )
 
     def wait(self) -> None:
