@@ -1,6 +1,7 @@
 """The ``metatomic-tc`` command."""
 
 import argparse
+import math
 import re
 import sys
 import warnings
@@ -13,6 +14,8 @@ from .bench.cases import DIRECTIONS
 from .bench.pet_layers import LINEAR_LAYERS
 from .model_files import ModelFileError
 from .modes import DEFAULT_MODE, check_mode
+from .validate import driver
+from .validate.settings import TESTS
 
 EXTENSIONS = "directory with the TorchScript extensions of the model, if it has any"
 
@@ -25,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
     :return: exit code: 0 success, 1 failure, 2 wrong usage or a wrong file
     """
     parsed = _parser().parse_args(arguments)
+    parsed.command_line = sys.argv[1:] if arguments is None else arguments
     warnings.simplefilter("ignore")
     try:
         return parsed.run(parsed)
@@ -182,7 +186,93 @@ def _parser() -> argparse.ArgumentParser:
         help="directory, or file named .json (default: the current directory)",
     )
     command.add_argument("--no-plot", action="store_true", help="write no roofline plot")
+    _add_validate(commands)
     return parser
+
+
+def _add_validate(commands) -> None:
+    command = commands.add_parser(
+        "validate",
+        help="show whether a mode keeps the physics of a model",
+        description="Compare modes with FP32 and FP64: errors of single points, smoothness along a "
+        "curve, energy conservation in LAMMPS, relaxation, and speed. Writes report.html and "
+        "report.json. Ctrl-C keeps what is done. Exit code 1 if a mode fails.",
+        epilog="example: metatomic-tc validate pet.pt --modes tf32x3,bf16x9 -o report",
+    )
+    command.set_defaults(run=driver.run)
+    command.add_argument("model", metavar="MODEL.pt", help="an exported model")
+    command.add_argument(
+        "--modes",
+        type=_list_of(_mode),
+        metavar="MODE[,MODE...]",
+        help="modes (default: all that the device supports except tf32, which is no FP32-level "
+        "mode); fp32 is always included",
+    )
+    command.add_argument("--device", help="cuda, cuda:1 or cpu (default: cuda if there is a GPU)")
+    command.add_argument(
+        "--tests",
+        type=_list_of(_choice(TESTS)),
+        metavar="TEST[,TEST...]",
+        help=f"of: {', '.join(TESTS)} (default: all). A test named here must be possible",
+    )
+    command.add_argument(
+        "-o",
+        "--output",
+        metavar="REPORT_DIR",
+        default="validation",
+        help="directory for the report (default: %(default)s)",
+    )
+    command.add_argument(
+        "--resume", action="store_true", help="continue the report that is in this directory"
+    )
+    command.add_argument(
+        "--quick", action="store_true", help="smaller experiments: minutes; what changes is printed"
+    )
+    command.add_argument("--extensions", metavar="DIR", help=EXTENSIONS)
+    command.add_argument(
+        "--jobs",
+        type=_positive,
+        metavar="N",
+        help="runs of LAMMPS at the same time (default: all modes on a GPU, 2 on a CPU)",
+    )
+    group = command.add_argument_group("structures and sizes, in the place of the demo model's")
+    group.add_argument(
+        "--structures", nargs="+", metavar="FILE", help="single point: files that ASE can read"
+    )
+    group.add_argument("--pull", metavar="FILE", help="smoothness: the structure")
+    group.add_argument(
+        "--pull-atoms",
+        type=_list_of(_index),
+        metavar="I[,I...]",
+        help="indices, from 0, of the atoms that move (default: C and O, else the last atom)",
+    )
+    group.add_argument(
+        "--pull-direction",
+        type=_numbers(3),
+        metavar="X,Y,Z",
+        help="where they move to (default: 0,0,1); write --pull-direction=-1,0,0 for negative ones",
+    )
+    group.add_argument(
+        "--pull-range",
+        type=_numbers(2),
+        metavar="FROM,TO",
+        help="height of the first of them above the highest of the others, Å (default: 1.2,6.0)",
+    )
+    group.add_argument("--pull-points", type=_positive, metavar="N", help="default: 60")
+    group.add_argument("--nve", metavar="FILE", help="energy conservation: an equilibrated start")
+    group.add_argument(
+        "--picoseconds", type=_positive_number, metavar="T", help="its length (default: 30)"
+    )
+    group.add_argument("--relax", metavar="FILE", help="relaxation: the structure")
+    group.add_argument(
+        "--fmax", type=_positive_number, metavar="F", help="its goal in eV/Å (default: 0.001)"
+    )
+    group.add_argument(
+        "--atoms",
+        type=_list_of(_positive),
+        metavar="N[,N...]",
+        help="speed: numbers of atoms of water (default: 192,5184,17280)",
+    )
 
 
 def _list_of(parse: Callable[[str], Any]) -> Callable[[str], list]:
@@ -207,6 +297,32 @@ def _positive(text: str) -> int:
     if not re.fullmatch("[0-9]+", text) or int(text) == 0:
         raise argparse.ArgumentTypeError(f"found '{text}', but expected a positive number")
     return int(text)
+
+
+def _index(text: str) -> int:
+    if not re.fullmatch("[0-9]+", text):
+        raise argparse.ArgumentTypeError(f"found '{text}', but expected an index from 0")
+    return int(text)
+
+
+def _positive_number(text: str) -> float:
+    (number,) = _numbers(1)(text)
+    if not number > 0:
+        raise argparse.ArgumentTypeError(f"found '{text}', but expected a positive number")
+    return number
+
+
+def _numbers(count: int) -> Callable[[str], tuple[float, ...]]:
+    def parse(text: str) -> tuple[float, ...]:
+        try:
+            numbers = tuple(map(float, text.split(",")))
+        except ValueError:
+            numbers = ()
+        if len(numbers) != count or not all(map(math.isfinite, numbers)):
+            raise argparse.ArgumentTypeError(f"found '{text}', but expected {count} number(s)")
+        return numbers
+
+    return parse
 
 
 def _shape(text: str) -> tuple[int, ...]:

@@ -39,7 +39,7 @@ def test_wrong_modes_name_the_valid_ones(capsys):
 
 
 def test_help_of_every_command(capsys):
-    for command in ("export", "info", "doctor", "bench"):
+    for command in ("export", "info", "doctor", "bench", "validate"):
         with pytest.raises(SystemExit) as exit:
             main([command, "--help"])
         assert exit.value.code == 0

@@ -1,0 +1,138 @@
+"""The results of a validation, kept in ``report.json`` while it runs."""
+
+import contextlib
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from ..model_files import ModelFileError, first_line
+
+#: What must be the same for results to be continued
+IDENTITY = ["format", "model_sha256", "device", "gpu", "settings"]
+
+
+class Results:
+    """
+    Results by test, mode and structure, and the sentences about what could not be computed.
+
+    :param path: the file
+    :param head: what the report says besides, with all keys of :data:`IDENTITY`
+    :param resume: continue what is in the file, if it is there
+    :raises ModelFileError: if the file is of something else
+    """
+
+    def __init__(self, path: Path, head: dict, resume: bool):
+        self._path = path
+        self.data = head | {"results": {}, "problems": []}
+        if resume and path.exists():
+            try:
+                old = json.loads(path.read_text())
+                results = old["results"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ModelFileError(
+                    f"'{path}' cannot be continued: it is not a report of validate ({error}); "
+                    "give another directory, or leave --resume out."
+                ) from error
+            for key in IDENTITY:
+                if old.get(key) != head[key]:
+                    raise ModelFileError(
+                        f"'{path}' cannot be continued: its {key.replace('_', ' ')} was "
+                        f"{_difference(old.get(key), head[key])}; give another directory, or "
+                        "leave --resume out."
+                    )
+            self.data["results"] = results
+
+    def get(self, test: str, mode: str, structure: str) -> dict | None:
+        return self.data["results"].get(test, {}).get(mode, {}).get(structure)
+
+    def put(self, test: str, mode: str, structure: str, result: dict) -> None:
+        """Add a result, and write everything."""
+        self.data["results"].setdefault(test, {}).setdefault(mode, {})[structure] = result
+        self.write()
+
+    def of(self, test: str, mode: str) -> dict[str, dict]:
+        """All results of a test in a mode, by structure."""
+        return self.data["results"].get(test, {}).get(mode, {})
+
+    def problem(self, test: str, mode: str | None, structure: str, error: Exception | str) -> None:
+        """Note what could not be computed: for one mode, or (None) for all alike."""
+        message = str(error).strip() or type(error).__name__
+        if isinstance(error, Exception) and not isinstance(error, (ModelFileError, OSError)):
+            lines = message.splitlines()
+            # The cause comes last in errors of TorchScript.
+            message = lines[-1] if "TorchScript" in message else first_line(message)
+        entry = {"test": test, "mode": mode, "structure": structure, "message": message[:600]}
+        if entry not in self.data["problems"]:
+            self.data["problems"].append(entry)
+            print(f"  {structure}: {entry['message']}", file=sys.stderr, flush=True)
+        self.write()
+
+    def write(self) -> None:
+        """Write the file; an older one is replaced as a whole."""
+        write_atomically(self._path, json.dumps(self.data, indent=1, allow_nan=False) + "\n")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file at once: who reads it finds the old one or the new one."""
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text)
+    os.replace(temporary, path)
+
+
+def _difference(old, new) -> str:
+    if isinstance(old, dict) and isinstance(new, dict):
+        keys = [key for key in new if old.get(key) != new[key]]
+        return ", ".join(f"{key} = {old.get(key)} and is now {new[key]}" for key in keys)
+    return f"{old} and is now {new}"
+
+
+class Progress:
+    """
+    What is done, and how long it took, on stderr.
+
+    :param total: number of steps
+    """
+
+    def __init__(self, total: int):
+        self._total, self._number = total, 0
+
+    @contextlib.contextmanager
+    def __call__(self, text: str):
+        self._number += 1
+        start = time.monotonic()
+        print(f"[{self._number}/{self._total}] {text} ...", file=sys.stderr, flush=True)
+        yield
+        seconds = time.monotonic() - start
+        print(f"[{self._number}/{self._total}] done in {seconds:.1f} s", file=sys.stderr)
+
+
+class Bar:
+    """
+    A bar on stderr that fills up; on a terminal in one line, elsewhere a line for each quarter.
+
+    :param text: what is counted
+    :param total: how many there will be
+    """
+
+    def __init__(self, text: str, total: float):
+        self._text, self._total = text, total
+        self._start, self._shown = time.monotonic(), -1.0
+        self._terminal = sys.stderr.isatty()
+
+    def __call__(self, done: float) -> None:
+        part = min(1.0, done / self._total)
+        step = 0.01 if self._terminal else 0.25
+        if part < 1.0 and part < self._shown + step:
+            return
+        if part == self._shown:
+            return
+        self._shown = part
+        seconds = time.monotonic() - self._start
+        left = f", about {seconds * (1 - part) / part:.0f} s left" if 0 < part < 1 else ""
+        bar = "#" * round(20 * part)
+        line = f"  {self._text} [{bar:<20}] {100 * part:3.0f} %{left}"
+        end = "\n" if part == 1 or not self._terminal else ""
+        start = "\r" if self._terminal else ""
+        print(f"{start}{line:<78}", end=end, file=sys.stderr, flush=True)
