@@ -20,6 +20,7 @@ template <typename Mode, int TileN>
 __global__ void pack_kernel(
     Gemm problem, int steps, unsigned char *packed, float *inverses, int *finished_parts, int parts
 ) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     ptx::next_kernel_start();
     constexpr auto groups = TileN / 16, elements = step_k / Mode::pieces;
     auto tile = static_cast<int>(blockIdx.x) / groups,
@@ -106,6 +107,10 @@ __global__ void pack_kernel(
             finished_parts[i] = 0;
         }
     }
+#else
+    // the host does not launch it
+    __trap();
+#endif
 }
 
 } // namespace metatomic_tc::wgmma
