@@ -257,7 +257,8 @@ def test_a_short_communication_cutoff_is_made_longer(check_end, tiny_pet):
 
 
 def test_comm_mode_multi(run_lammps, tiny_pet):
-    result = run_lammps(structures.water(), tiny_pet, ranks=2, setup="comm_modify mode multi")
+    commands = "neighbor 1.0 multi\ncomm_modify mode multi\nrun 0"
+    result = run_lammps(structures.water(), tiny_pet, ranks=2, commands=commands)
     assert "needs comm_modify mode single on several MPI ranks" in result.error
 
 
