@@ -125,8 +125,8 @@ static void check_file(const std::string &path) {
   }
 }
 
-/// metatensor warns about files written by its older versions, on every rank; whoever runs a model
-/// can do nothing about it.
+/// metatensor warns about files written by its older versions, and metatomic about what authors of
+/// models left out, on every rank; whoever runs a model can do nothing about it.
 class NoWarnings : public c10::WarningHandler {
   void process(const c10::Warning &) override {}
 };
@@ -231,6 +231,8 @@ static metatensor_torch::TensorBlock block_of(const c10::impl::GenericDict &outp
 
 Model::Model(const std::string &path, const ModelOptions &options, const LocalRank &local) {
   check_file(path);
+  NoWarnings no_warnings;
+  const c10::WarningUtils::WarningHandlerGuard guard(&no_warnings);
 
   std::optional<std::string> extensions;
   if (!options.extensions.empty())
@@ -263,10 +265,13 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   // ---- what the model can do and wants
 
   const auto available = self.capabilities->outputs();
+  std::string has_outputs;
+  for (const auto &output : available)
+    has_outputs += (has_outputs.empty() ? "; the outputs of the model are " : ", ") + output.key();
   try {
     self.energy_key = self.pick("energy", options);
   } catch (const std::exception &error) {
-    throw std::runtime_error(path + " has no such energy: " + one_line(error));
+    throw std::runtime_error(path + " has no such energy: " + one_line(error) + has_outputs);
   }
   self.atomic_energies = available.at(self.energy_key)->sample_kind() == "atom";
   self.request(self.energy_key, options.energy_unit, self.atomic_energies ? "atom" : "system");
@@ -285,7 +290,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
         options.uncertainty_threshold.has_value() || options.variants.count("energy_uncertainty");
     if (self.uncertainty_key.empty() && demanded)
       throw std::runtime_error(path + " has no such uncertainty of the energies of atoms, which " +
-                               "uncertainty_threshold needs: " + problem);
+                               "uncertainty_threshold needs: " + problem + has_outputs);
     if (!self.uncertainty_key.empty()) {
       self.uncertainty_threshold = options.uncertainty_threshold.value_or(
           0.1 * metatomic_torch::unit_conversion_factor("eV", options.energy_unit));
@@ -313,7 +318,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
       }
     }
     throw std::runtime_error(path + " has no such non-conservative " + quantity +
-                             ", which the keyword non_conservative asks for: " + problem);
+                             ", which the keyword non_conservative asks for: " + problem +
+                             has_outputs);
   };
   const auto &energy_unit = options.energy_unit, &length_unit = options.length_unit;
   if (options.direct_forces)
@@ -368,11 +374,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
         std::to_string(report.layers.size()) + " linear layers of " + path + ", such as " +
         report.layers.front().path + " and " + report.layers.back().path +
         "; all of them are listed by the Python function metatomic_tc.conversion_report");
-  NoWarnings no_warnings;
-  {
-    c10::WarningUtils::WarningHandlerGuard guard(&no_warnings);
-    self.module.to(self.device);
-  }
+  self.module.to(self.device);
 
   if (mode != asked)
     self.warnings.push_back("mode " + to_string(asked) + " is not supported on " +

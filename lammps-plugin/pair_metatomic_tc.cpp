@@ -624,26 +624,26 @@ void PairMetatomicTC::check_uncertainty(const std::vector<double> &uncertainties
     return;
   grow_uncertainty();
   const double threshold = model_->uncertainty_threshold();
-  std::string names;
-  int above = 0;
+  std::vector<tagint> above;
   for (int i = 0; i < atoms_.owned(); i++) {
     const int k = atoms_.lammps_index(i);
     uncertainty_[k] = uncertainties[i];
-    if (uncertainties[i] <= threshold)
-      continue;
-    if (++above <= 10) {
-      names += ' ';
-      names += std::to_string(atom->tag[k]);
-    }
+    if (uncertainties[i] > threshold)
+      above.push_back(atom->tag[k]);
   }
-  pvector[0] = above;
-  if (above > 0)
-    error->warning(FLERR,
-                   "pair_style metatomic-tc: at step {} the uncertainty of the energy of {} atoms "
-                   "is above {}, up to {:.4g}; atom IDs:{}{}",
-                   update->ntimestep, above, threshold,
-                   *std::max_element(uncertainties.begin(), uncertainties.end()), names,
-                   above > 10 ? " ..." : "");
+  pvector[0] = above.size();
+  if (above.empty())
+    return;
+  std::sort(above.begin(), above.end());
+  std::string names;
+  for (size_t i = 0; i < above.size() && i < 10; i++)
+    names += fmt::format(" {}", above[i]);
+  error->warning(FLERR,
+                 "pair_style metatomic-tc: at step {} the uncertainty of the energy of {} atoms is "
+                 "above {:.4g}, up to {:.4g}; atom IDs:{}{}",
+                 update->ntimestep, above.size(), threshold,
+                 *std::max_element(uncertainties.begin(), uncertainties.end()), names,
+                 above.size() > 10 ? " ..." : "");
 }
 
 // ---- profile

@@ -57,6 +57,14 @@ def tiny_two_heads_checkpoint(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_two_heads(tiny_two_heads_checkpoint, tmp_path_factory) -> Path:
+    """`tiny_two_heads_checkpoint` as `mtt export` writes it."""
+    path = tmp_path_factory.mktemp("stock") / "two-heads.pt"
+    stock_export({tiny_two_heads_checkpoint: path})
+    return path
+
+
+@pytest.fixture(scope="session")
 def tiny_llpr_checkpoint(tmp_path_factory) -> Path:
     """`tiny_two_heads_checkpoint` in an LLPR model, with an ensemble of four for the energy."""
     from metatrain.llpr import LLPRUncertaintyModel

@@ -57,6 +57,9 @@ write_dump all custom final.dump id c_atomic fx fy fz modify sort id format floa
         if code != 0 or "ERROR" in log:
             return result
         rows = re.findall(r"^ +(\d+(?: +[-+.\deE]+){9}) *$", log, flags=re.MULTILINE)
+        if not rows:
+            # another thermo_style
+            return result
         result.thermo = np.array([[float(x) for x in row.split()] for row in rows])
         result.energy = result.thermo[-1, 1]
         result.virial = result.thermo[-1, 4:] * result.thermo[-1, 3] / PRESSURE_UNIT[units]

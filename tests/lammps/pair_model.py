@@ -104,7 +104,7 @@ class PairModel(torch.nn.Module):
                 values = torch.where(oxygen, 0.2, 0.01).to(energy.dtype).reshape(-1, 1)
             elif name == "non_conservative_force":
                 force = torch.tensor([0.1, -0.2, 0.3], dtype=energy.dtype, device=energy.device)
-                values = force.expand(len(atoms), 3).reshape(-1, 3, 1)
+                values = force.repeat(len(atoms), 1).reshape(-1, 3, 1)
                 components = [Labels("xyz", xyz)]
             elif name == "non_conservative_stress":
                 stress = torch.tensor([0.001, 0.002, -0.003], dtype=energy.dtype)

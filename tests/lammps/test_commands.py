@@ -5,33 +5,29 @@ import os
 import subprocess
 import sys
 
-import ase.io
 import numpy as np
 import pytest
 import structures
 from lammps_runs import BIN, MASSES, assert_close, execute, program, write_data
 
 VELOCITIES = "velocity all create 600 1 mom yes loop geom\ntimestep 0.0005\n"
-NUMBERS = {"H": 1, "C": 6, "O": 8, "Pt": 78}
 
 
 @pytest.fixture
 def check_end(run_lammps, reference, tmp_path):
     def check(atoms, model, commands, **arguments):
-        found = run_lammps(
-            atoms, model, commands=commands + "\nwrite_data end.data nocoeff\n", **arguments
-        )
+        commands += """
+write_dump all custom end.dump x y z modify sort id format float %20.15g
+print "CELL $(lx:%.15g) $(ly:%.15g) $(lz:%.15g) $(xy:%.15g) $(xz:%.15g) $(yz:%.15g)"
+"""
+        found = run_lammps(atoms, model, commands=commands, **arguments)
         assert found.code == 0 and found.energy is not None, found.log
-        elements = sorted(set(atoms.get_chemical_symbols()))
-        numbers = {i + 1: NUMBERS[element] for i, element in enumerate(elements)}
-        end = ase.io.read(
-            tmp_path / "end.data",
-            format="lammps-data",
-            atom_style="atomic",
-            sort_by_id=True,
-            Z_of_type=numbers,
-        )
-        end.pbc = atoms.pbc
+        line = next(line for line in found.log.splitlines() if line.startswith("CELL"))
+        lx, ly, lz, xy, xz, yz = (float(x) for x in line.split()[1:])
+        end = atoms.copy()
+        end.set_cell([[lx, 0, 0], [xy, ly, 0], [xz, yz, lz]])
+        lines = (tmp_path / "end.dump").read_text().splitlines()[9:]
+        end.positions = [[float(x) for x in line.split()] for line in lines]
         assert_close(found, reference(end, model), force=5e-5, virial=5e-5 * len(atoms))
         return found
 
@@ -261,7 +257,8 @@ def test_a_short_communication_cutoff_is_made_longer(check_end, tiny_pet):
 
 
 def test_comm_mode_multi(run_lammps, tiny_pet):
-    result = run_lammps(structures.water(), tiny_pet, ranks=2, setup="comm_modify mode multi")
+    commands = "neighbor 1.0 multi\ncomm_modify mode multi\nrun 0"
+    result = run_lammps(structures.water(), tiny_pet, ranks=2, commands=commands)
     assert "needs comm_modify mode single on several MPI ranks" in result.error
 
 

@@ -131,11 +131,13 @@ pair_style metatomic-tc tf32x3 device cpu
     assert "coeff" in run_lammps(structures.water(), None, pair=pair).error
 
 
-def test_per_atom_virial(run_lammps, tiny_pet):
+def test_per_atom_virial_of_a_non_conservative_stress(run_lammps, pair_model):
     commands = "compute s all stress/atom NULL virial\ncompute r all reduce sum c_s[1]\n"
     commands += "thermo_style custom step c_r\nrun 0"
-    result = run_lammps(structures.water(), tiny_pet, commands=commands)
-    assert "has no per-atom virial" in result.error
+    options = "device cpu non_conservative stress"
+    model = pair_model(extras=True)
+    result = run_lammps(structures.water(), model, options=options, commands=commands)
+    assert "there is no per-atom virial" in result.error
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
