@@ -92,7 +92,7 @@ def test_heat_flux(run_lammps, pair_model, tmp_path):
     model = pair_model(dtype="float64")
     atoms = structures.water()[:9]
     atoms.pbc = False
-    dt = 1e-5
+    dt = 2e-6
     commands = f"""
 velocity all create 3000 1 loop geom
 compute k all ke/atom
