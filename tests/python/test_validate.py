@@ -575,7 +575,6 @@ def test_the_demo_model_on_the_cpu(demo_model, tmp_path, capfd):
     assert "Single point" in output.out
 
 
-@pytest.mark.slow
 def test_everything_quick(demo_model, tmp_path):
     options = ["--device", "cpu", "--quick", "-o", str(tmp_path)]
     assert main(["validate", str(demo_model), *options]) == 0
