@@ -17,6 +17,7 @@ import statistics
 import sys
 
 import torch
+from metatomic_tc.bench.timing import Timer
 
 IMPLEMENTATIONS = ["tf32x3", "fp16x3", "bf16x6", "bf16x9"]
 TILES = [1, 2, 4, 8, 16, 32, 66, 99, 132, 198, 264, 396, 528, 1056]
@@ -24,6 +25,8 @@ STEPS = [2, 4, 8, 16, 32, 64, 128]
 #: from the plainest on
 CANDIDATES = [(128, 1), (64, 1), (64, 2), (128, 2), (64, 4), (128, 4), (64, 8), (128, 8)]
 GAIN = 0.97
+#: Seconds the host takes for the launches of a turn, about
+HOST_TIME = 1.5e-4
 TABLE = pathlib.Path(__file__).resolve().parents[1] / "cpp" / "kernels" / "wgmma_tilings.inc"
 
 
@@ -33,19 +36,8 @@ def shape_of(tiles, steps):
     return 128 * max(tiles // columns, 1), 128 * columns, 32 * steps
 
 
-def milliseconds(function, launches):
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda._sleep(500_000)  # so that the launches are queued before the first one runs
-    start.record()
-    for _ in range(launches):
-        function()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / launches
-
-
 def best_candidate(implementation, tiles, steps, rounds, launches):
-    """The tiling to use, and {tiling: milliseconds}."""
+    """The tiling to use, and {tiling: seconds}."""
     M, N, K = shape_of(tiles, steps)
     rows, weight = torch.randn(M, K, device="cuda"), torch.randn(N, K, device="cuda")
     name = f"wgmma-{implementation}"
@@ -56,10 +48,11 @@ def best_candidate(implementation, tiles, steps, rounds, launches):
         for tile_n, splits in CANDIDATES
         if splits == 1 or (splits * 2 <= steps and tiles * splits <= 2 * 132)
     }
+    timer = Timer(rows.device)
     times = {candidate: [] for candidate in functions}
     for _ in range(rounds):
         for candidate, function in functions.items():
-            times[candidate].append(milliseconds(function, launches))
+            times[candidate].append(timer(function, launches, HOST_TIME))
     medians = {candidate: statistics.median(values) for candidate, values in times.items()}
     choice = None
     for candidate, time in medians.items():
@@ -69,8 +62,6 @@ def best_candidate(implementation, tiles, steps, rounds, launches):
 
 
 def main(arguments):
-    import metatomic_tc  # noqa: F401  (loads the operators)
-
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         sys.exit("tune_wgmma.py needs a GPU of compute capability 9.0, e.g. an H100 or H200")
     lines = [
@@ -89,7 +80,7 @@ def main(arguments):
                 f"{{Implementation::wgmma_{implementation}, {last_tiles}, {last_steps}, "
                 f"{choice[0]}, {choice[1]}}},"
             )
-            shown = ", ".join(f"{n}/{s}: {1e3 * ms:.1f}" for (n, s), ms in times.items())
+            shown = ", ".join(f"{n}/{s}: {1e6 * time:.1f}" for (n, s), time in times.items())
             print(f"{implementation} {tiles} tiles, {steps} steps: {choice} of {shown} us")
     pathlib.Path(arguments.output).write_text("\n".join(lines) + "\n")
 

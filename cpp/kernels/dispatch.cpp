@@ -109,10 +109,9 @@ std::string to_string(Implementation implementation) {
 }
 
 Implementation parse_implementation(const std::string &name) {
-    for (int i = 0; i <= static_cast<int>(Implementation::mma_bf16x9_64x64); i++) {
-        auto implementation = static_cast<Implementation>(i);
-        if (to_string(implementation) == name) {
-            return implementation;
+    for (const auto &rule : dispatch_table()) {
+        if (to_string(rule.implementation) == name) {
+            return rule.implementation;
         }
     }
     throw std::invalid_argument(

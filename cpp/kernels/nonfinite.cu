@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "fp32_element.cuh"
+
 namespace metatomic_tc::nonfinite {
 
 namespace {
@@ -19,17 +21,9 @@ __global__ void repair_kernel(Gemm problem, const int *flag) {
         auto row = i / problem.N;
         auto column = i % problem.N;
         auto &output = problem.C[row * problem.ldc + column];
-        if (isfinite(output)) {
-            continue;
+        if (!isfinite(output)) {
+            output = fp32_element(problem, row, column);
         }
-        const auto *a = problem.A + row * problem.lda;
-        const auto *b = problem.transpose_b ? problem.B + column * problem.ldb : problem.B + column;
-        auto b_step = problem.transpose_b ? 1 : problem.ldb;
-        auto sum = 0.0f;
-        for (int64_t k = 0; k < problem.K; k++) {
-            sum = fmaf(a[k], b[k * b_step], sum);
-        }
-        output = problem.bias == nullptr ? sum : sum + problem.bias[column];
     }
 }
 

@@ -9,6 +9,7 @@
 // FP32 after each step of K ("promotion": Ootomo and Yokota, arXiv 2203.03341).
 #include <type_traits>
 
+#include "fp32_element.cuh"
 #include "metatomic_tc/gemm.hpp"
 #include "wgmma_slices.cuh"
 
@@ -269,19 +270,6 @@ __device__ inline void check_finite(const float4 &value, float &check) {
     check = fmaf(value.w, 0, check);
 }
 
-/// One element of the product in FP32.
-__device__ inline float exact_element(const Gemm &problem, int64_t row, int64_t column) {
-    const auto *a = problem.A + row * problem.lda;
-    const auto *b = problem.B + column * (problem.transpose_b ? problem.ldb : 1);
-    auto step = problem.transpose_b ? 1 : problem.ldb;
-    auto sum = 0.0f;
-#pragma unroll 1
-    for (int64_t k = 0; k < problem.K; k++) {
-        sum = fmaf(a[k], b[k * step], sum);
-    }
-    return problem.bias == nullptr ? sum : sum + problem.bias[column];
-}
-
 /// Where a warp stored Inf or NaN in its 16 rows: does these elements again in FP32, since slices
 /// of Inf, or of numbers close to the largest one, give NaN where FP32 may not.
 template <int TileN>
@@ -308,8 +296,8 @@ __device__ void repair(const Gemm &problem, int64_t first_row, int tile, int lan
         if (isfinite(output) && kept_is_finite) {
             continue;
         }
-        auto value = exact_element(problem, row, column);
-        auto gate = swiglu ? exact_element(problem, row, column + columns) : value;
+        auto value = fp32_element(problem, row, column);
+        auto gate = swiglu ? fp32_element(problem, row, column + columns) : value;
         output = problem.activation == Activation::none ? value : value * sigmoid(gate);
         if (kept != nullptr) {
             kept[column] = value;

@@ -19,7 +19,6 @@ import importlib.metadata
 import itertools
 import json
 import math
-import os
 import platform
 import re
 import statistics
@@ -30,6 +29,7 @@ from pathlib import Path
 import torch
 
 from .. import __version__, modes
+from ..files import write_atomically
 from ..model_files import first_line
 from . import report
 from .cases import Case, pet_cases, shape_cases
@@ -332,9 +332,7 @@ def write(records: list[dict], path: Path, gpu: str | None) -> None:
     """Write the results, one record in a line; an older file is replaced as a whole."""
     common = {"gpu": gpu, "versions": versions(), "date": str(datetime.date.today())}
     lines = [json.dumps(record | common, allow_nan=False) for record in records]
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text("[\n" + ",\n".join(lines) + "\n]\n")
-    os.replace(temporary, path)
+    write_atomically(path, "[\n" + ",\n".join(lines) + "\n]\n")
 
 
 def versions() -> dict[str, str | None]:

@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from .. import __version__, info, model_files, modes
+from ..files import write_atomically
 from ..model_files import ModelFileError, first_line
 from . import (
     conservation,
@@ -30,7 +31,7 @@ from . import (
     verdicts,
 )
 from .evaluation import Evaluators
-from .results import Progress, Results, write_atomically
+from .results import Progress, Results
 from .settings import TESTS, TITLES, Settings, quick_settings, reductions
 
 MODULES = {

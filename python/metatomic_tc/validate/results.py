@@ -2,11 +2,11 @@
 
 import contextlib
 import json
-import os
 import sys
 import time
 from pathlib import Path
 
+from ..files import write_atomically
 from ..model_files import ModelFileError, first_line
 
 #: What must be the same for results to be continued
@@ -72,13 +72,6 @@ class Results:
     def write(self) -> None:
         """Write the file; an older one is replaced as a whole."""
         write_atomically(self._path, json.dumps(self.data, indent=1, allow_nan=False) + "\n")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file at once: who reads it finds the old one or the new one."""
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text)
-    os.replace(temporary, path)
 
 
 def _difference(old, new) -> str:
