@@ -60,6 +60,9 @@ target_sources(metatomic_tc PRIVATE
     kernels/mma_bf16x9_64x64_unaligned_plain.cu
     kernels/mma_bf16x9_64x64_unaligned_transposed.cu
     kernels/nonfinite.cu
+    kernels/pet/attention_double.cu
+    kernels/pet/attention_float.cu
+    kernels/pet/rows.cu
     kernels/wgmma.cpp
     kernels/wgmma_bf16x6_128.cu
     kernels/wgmma_bf16x6_64.cu

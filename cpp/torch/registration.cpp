@@ -14,6 +14,7 @@
 #include "metatomic_tc/dispatch.hpp"
 #include "metatomic_tc/gemm.hpp"
 #include "metatomic_tc/linear.hpp"
+#include "pet_operators.hpp"
 
 namespace metatomic_tc {
 
@@ -124,6 +125,74 @@ convert(const at::Tensor &model, std::string mode, std::string layers) {
     return {result, report.to_json()};
 }
 
+/// What is not given kernels per device below has one implementation for all.
+void define_pet_operators(torch::Library &m) {
+    m.def(
+        "pet_adaptive_cutoffs(Tensor positions, Tensor cells, Tensor neighbors, Tensor "
+        "cell_shifts, "
+        "Tensor row_starts, Tensor system_indices, float num_neighbors, float max_cutoff, "
+        "float width) -> Tensor",
+        &pet_adaptive_cutoffs
+    );
+    m.def(
+        "pet_select_edges(Tensor positions, Tensor cells, Tensor neighbors, Tensor cell_shifts, "
+        "Tensor row_starts, Tensor system_indices, Tensor atomic_cutoffs) "
+        "-> (Tensor neighbors, Tensor cell_shifts, Tensor row_starts, Tensor pairs)",
+        &pet_select_edges
+    );
+    m.def(
+        "pet_reverse_edges(Tensor neighbors, Tensor cell_shifts, Tensor row_starts) -> Tensor",
+        &pet_reverse_edges
+    );
+    m.def(
+        "pet_edge_vectors(Tensor positions, Tensor cells, Tensor neighbors, Tensor cell_shifts, "
+        "Tensor row_starts, Tensor reverse, Tensor system_indices) -> Tensor",
+        &pet_edge_vectors
+    );
+    m.def(
+        "pet_cutoff_factors(Tensor vectors, Tensor atomic_cutoffs, Tensor neighbors, "
+        "Tensor row_starts, Tensor reverse, float width, bool bump) -> Tensor",
+        &pet_cutoff_factors
+    );
+    m.def(
+        "pet_edge_tokens(Tensor? messages, Tensor vectors, Tensor geometry_weight, "
+        "Tensor neighbor_table, Tensor neighbor_species) -> Tensor",
+        &pet_edge_tokens
+    );
+    m.def(
+        "pet_norm(Tensor x, Tensor weight, Tensor? bias, float epsilon, bool layer_norm) -> Tensor",
+        &pet_norm
+    );
+    m.def(
+        "pet_concatenated_norm(Tensor nodes, Tensor edges, Tensor weight, Tensor? bias, "
+        "float epsilon, bool layer_norm) -> Tensor",
+        &pet_concatenated_norm
+    );
+    m.def(
+        "pet_residual_norm(Tensor tokens, Tensor edges, Tensor weight, Tensor? bias, float "
+        "epsilon, "
+        "bool layer_norm) -> (Tensor nodes, Tensor sums, Tensor normed)",
+        &pet_residual_norm
+    );
+    m.def(
+        "pet_reversed_pair_norm(Tensor x, Tensor reverse, Tensor weight, Tensor bias, "
+        "float epsilon) -> Tensor",
+        &pet_reversed_pair_norm
+    );
+    m.def(
+        "pet_attention(Tensor qkv, Tensor cutoff_factors, Tensor row_starts, int num_heads, "
+        "float scale) -> Tensor",
+        &pet_attention
+    );
+    m.def(
+        "pet_segment_sum(Tensor values, Tensor factors, Tensor row_starts) -> Tensor",
+        &pet_segment_sum
+    );
+    m.def(
+        "pet_average_reversed(Tensor x, Tensor y, Tensor reverse) -> Tensor", &pet_average_reversed
+    );
+}
+
 void define_operators(torch::Library &m) {
     m.def("linear(Tensor input, Tensor weight, Tensor? bias, str mode) -> Tensor");
     m.def(
@@ -170,6 +239,7 @@ struct Registration {
             torch::Library::DEF, "metatomic_tc", std::nullopt, __FILE__, __LINE__
         );
         define_operators(*definitions);
+        define_pet_operators(*definitions);
         cpu = implement(c10::DispatchKey::CPU);
         cpu->impl("linear", &linear_cpu);
         cpu->impl("linear_input_gradient", &linear_input_gradient_cpu);

@@ -1,0 +1,8 @@
+#include "attention_kernel.cuh"
+
+namespace metatomic_tc::pet {
+
+template void launch_attention(const Attention<double> &, void *);
+template void launch_attention(const AttentionBackward<double> &, void *);
+
+} // namespace metatomic_tc::pet

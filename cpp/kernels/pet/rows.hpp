@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#ifdef __CUDACC__
+#define METATOMIC_TC_HOST_DEVICE __host__ __device__ __forceinline__
+#else
+#define METATOMIC_TC_HOST_DEVICE inline
+#endif
+
+/// The row operations of the PET backend, each written once for the CPU and for CUDA: a functor is
+/// called for every row with the lanes that share it, one on the CPU and a warp on the GPU. Sums
+/// have one fixed order per device, so that results are bit-identical from run to run.
+namespace metatomic_tc::pet {
+
+/// What works on a row on the CPU.
+struct OneLane {
+    static constexpr int count = 1;
+
+    METATOMIC_TC_HOST_DEVICE int index() const {
+        return 0;
+    }
+
+    /// The sum over the lanes, the same in each of them.
+    template <class T> METATOMIC_TC_HOST_DEVICE T sum(T value) const {
+        return value;
+    }
+
+    METATOMIC_TC_HOST_DEVICE int maximum(int value) const {
+        return value;
+    }
+
+    /// How many lanes before this one have the flag; `total` is how many lanes have it.
+    METATOMIC_TC_HOST_DEVICE int rank(bool flag, int &total) const {
+        total = flag ? 1 : 0;
+        return 0;
+    }
+};
+
+#ifdef __CUDACC__
+/// What works on a row on the GPU. The same functions as in `OneLane`.
+struct Warp {
+    static constexpr int count = 32;
+
+    __device__ int index() const {
+        return threadIdx.x % 32;
+    }
+
+    template <class T> __device__ T sum(T value) const {
+        for (int step = 16; step > 0; step /= 2) {
+            value += __shfl_xor_sync(0xffffffffu, value, step);
+        }
+        return value;
+    }
+
+    __device__ int maximum(int value) const {
+        for (int step = 16; step > 0; step /= 2) {
+            value = max(value, __shfl_xor_sync(0xffffffffu, value, step));
+        }
+        return value;
+    }
+
+    __device__ int rank(bool flag, int &total) const {
+        auto lanes = __ballot_sync(0xffffffffu, flag);
+        total = __popc(lanes);
+        return __popc(lanes & ((1u << index()) - 1));
+    }
+};
+#endif
+
+/// Calls `rows(row, Warp())` for `count` rows on the current CUDA device.
+/// @throws std::runtime_error if CUDA fails, or this build has no CUDA kernels
+template <class Rows> void launch_rows(const Rows &rows, int64_t count, void *stream);
+
+} // namespace metatomic_tc::pet

@@ -1,0 +1,145 @@
+#include "pet_operators.hpp"
+
+#include <ATen/Dispatch.h>
+
+#include "../kernels/pet/attention_cpu.hpp"
+#include "pet_run.hpp"
+
+namespace metatomic_tc {
+
+namespace {
+
+using at::Tensor;
+using pet::output;
+using pet::pointer;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Attention : public torch::autograd::Function<Attention> {
+    static constexpr auto name = "pet_attention";
+
+    /// @param tensors qkv, factors, row starts, output, logarithms of the softmax's denominators
+    template <class T>
+    static pet::Attention<T> attention(const variable_list &tensors, int64_t heads, double scale) {
+        return {
+            pointer<T>(tensors[0]),
+            pointer<T>(tensors[1]),
+            pointer<int>(tensors[2]),
+            tensors[2].numel() - 1,
+            static_cast<int>(heads),
+            static_cast<int>(tensors[3].size(1) / heads),
+            static_cast<T>(scale),
+            output<T>(tensors[3]),
+            output<T>(tensors[4]),
+        };
+    }
+
+    static Tensor forward(
+        AutogradContext *context,
+        const Tensor &qkv,
+        const Tensor &cutoff_factors,
+        const Tensor &row_starts,
+        int64_t num_heads,
+        double scale
+    ) {
+        auto below_autograd = at::AutoDispatchBelowADInplaceOrView();
+        auto arguments = pet::Arguments(name, qkv);
+        auto starts = arguments.indices(row_starts, "row_starts", {-1});
+        auto factors = arguments.values(cutoff_factors, "cutoff_factors", {-1});
+        auto rows = starts.numel() - 1 + factors.numel();
+        auto tokens = arguments.values(qkv, "qkv", {rows, -1});
+        auto width = tokens.size(1) / 3;
+        TORCH_CHECK_VALUE(
+            num_heads > 0 && width > 0 && tokens.size(1) == 3 * width && width % num_heads == 0,
+            "metatomic_tc::",
+            name,
+            " needs 'qkv' with 3 · heads · (head size) columns, but found ",
+            tokens.size(1),
+            " columns for ",
+            num_heads,
+            " heads."
+        );
+        TORCH_CHECK_VALUE(
+            tokens.is_cpu() || width / num_heads <= 128,
+            "metatomic_tc::",
+            name,
+            " has kernels for heads of up to 128 columns on a GPU, but found ",
+            width / num_heads,
+            "; use the stock backend for this model."
+        );
+        auto result = at::empty({rows, width}, tokens.options());
+        auto log_sums = at::empty({rows, num_heads}, tokens.options());
+        auto saved = variable_list{tokens, factors, starts, result, log_sums};
+        AT_DISPATCH_FLOATING_TYPES(tokens.scalar_type(), name, [&] {
+            auto problem = attention<scalar_t>(saved, num_heads, scale);
+            if (tokens.is_cuda()) {
+                pet::launch_attention(problem, pet::stream_of(tokens));
+            } else {
+                at::parallel_for(0, problem.atoms, 1, [&](int64_t begin, int64_t end) {
+                    for (auto atom = begin; atom < end; atom++) {
+                        pet::attend(problem, atom);
+                    }
+                });
+            }
+        });
+        context->save_for_backward(saved);
+        context->saved_data["heads"] = num_heads;
+        context->saved_data["scale"] = scale;
+        return result;
+    }
+
+    static variable_list backward(AutogradContext *context, variable_list upper) {
+        auto gradients = pet::Gradients(name, upper);
+        auto result = variable_list(5);
+        if (gradients.none()) {
+            return result;
+        }
+        auto saved = context->get_saved_variables();
+        auto heads = context->saved_data["heads"].toInt();
+        auto scale = context->saved_data["scale"].toDouble();
+        auto gradient = gradients[0];
+        auto grad_qkv = at::empty_like(saved[0]);
+        auto products = at::empty_like(saved[4]), grad_log_factors = at::empty_like(saved[4]);
+        AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+            auto problem = pet::AttentionBackward<scalar_t>{
+                attention<scalar_t>(saved, heads, scale),
+                pointer<scalar_t>(gradient),
+                output<scalar_t>(products),
+                output<scalar_t>(grad_qkv),
+                output<scalar_t>(grad_log_factors)
+            };
+            if (gradient.is_cuda()) {
+                pet::launch_attention(problem, pet::stream_of(gradient));
+            } else {
+                at::parallel_for(0, problem.forward.atoms, 1, [&](int64_t begin, int64_t end) {
+                    for (auto atom = begin; atom < end; atom++) {
+                        pet::attend_backward(problem, atom);
+                    }
+                });
+            }
+        });
+        result[0] = grad_qkv;
+        if (context->needs_input_grad(1)) {
+            const auto &factors = saved[1];
+            auto atoms = saved[2].numel() - 1;
+            auto sums = grad_log_factors.narrow(0, atoms, factors.numel()).sum(1);
+            result[1] =
+                at::where(factors < pet::smallest_factor, at::zeros_like(factors), sums / factors);
+        }
+        return result;
+    }
+};
+
+} // namespace
+
+Tensor pet_attention(
+    const Tensor &qkv,
+    const Tensor &cutoff_factors,
+    const Tensor &row_starts,
+    int64_t num_heads,
+    double scale
+) {
+    return Attention::apply(qkv, cutoff_factors, row_starts, num_heads, scale);
+}
+
+} // namespace metatomic_tc

@@ -1,0 +1,171 @@
+#pragma once
+
+#include <initializer_list>
+#include <optional>
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "../kernels/pet/rows.hpp"
+
+/// What the operators of the PET backend share.
+namespace metatomic_tc::pet {
+
+inline void *stream_of(const at::Tensor &tensor) {
+    return c10::impl::VirtualGuardImpl(tensor.device().type())
+        .getStream(tensor.device())
+        .native_handle();
+}
+
+/// Calls `rows(row, lanes)` for `count` rows on the device of `tensor`.
+template <class Rows> void run(const Rows &rows, int64_t count, const at::Tensor &tensor) {
+    if (tensor.is_cuda()) {
+        launch_rows(rows, count, stream_of(tensor));
+        return;
+    }
+    at::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
+        for (auto row = begin; row < end; row++) {
+            rows(row, OneLane());
+        }
+    });
+}
+
+/// The arguments of one call of an operator: makes them contiguous and checks that they fit.
+class Arguments {
+  public:
+    /// The first floating-point argument decides device and dtype of all.
+    Arguments(const char *name, const at::Tensor &first)
+        : name(name), first(first), guard(first.device()) {
+        TORCH_CHECK_VALUE(
+            first.scalar_type() == at::kFloat || first.scalar_type() == at::kDouble,
+            "metatomic_tc::",
+            name,
+            " takes float32 or float64 tensors, but found ",
+            first.scalar_type(),
+            "."
+        );
+        TORCH_CHECK_VALUE(
+            first.is_cpu() || first.is_cuda(),
+            "metatomic_tc::",
+            name,
+            " runs on the CPU and on CUDA devices, but its arguments are on ",
+            first.device(),
+            "."
+        );
+    }
+
+    /// @param sizes the expected ones, -1 for any
+    at::Tensor
+    values(const at::Tensor &tensor, const char *what, std::initializer_list<int64_t> sizes) const {
+        return checked(tensor, what, first.scalar_type(), sizes);
+    }
+
+    at::Tensor indices(
+        const at::Tensor &tensor, const char *what, std::initializer_list<int64_t> sizes
+    ) const {
+        return checked(tensor, what, at::kInt, sizes);
+    }
+
+    /// A weight, which cannot have a gradient here.
+    at::Tensor parameter(
+        const at::Tensor &tensor, const char *what, std::initializer_list<int64_t> sizes
+    ) const {
+        TORCH_CHECK_VALUE(
+            !(tensor.requires_grad() && at::GradMode::is_enabled()),
+            "metatomic_tc::",
+            name,
+            " has no gradient for its parameter '",
+            what,
+            "', but that requires one; call requires_grad_(False) on the model's parameters, or "
+            "train "
+            "with the stock backend."
+        );
+        return values(tensor, what, sizes);
+    }
+
+  private:
+    const char *name;
+    at::Tensor first;
+    c10::DeviceGuard guard;
+
+    at::Tensor checked(
+        const at::Tensor &tensor,
+        const char *what,
+        at::ScalarType dtype,
+        std::initializer_list<int64_t> sizes
+    ) const {
+        auto expected = at::IntArrayRef(sizes.begin(), sizes.size());
+        auto fits = tensor.dim() == static_cast<int64_t>(sizes.size());
+        for (int64_t i = 0; fits && i < tensor.dim(); i++) {
+            fits = expected[i] == -1 || tensor.size(i) == expected[i];
+        }
+        TORCH_CHECK_VALUE(
+            fits && tensor.scalar_type() == dtype && tensor.device() == first.device(),
+            "metatomic_tc::",
+            name,
+            " needs '",
+            what,
+            "' as a ",
+            dtype,
+            " tensor of sizes ",
+            expected,
+            " (-1 is any) on ",
+            first.device(),
+            ", but found a ",
+            tensor.scalar_type(),
+            " tensor of sizes ",
+            tensor.sizes(),
+            " on ",
+            tensor.device(),
+            "."
+        );
+        return tensor.contiguous();
+    }
+};
+
+/// The gradients of an operator's outputs in its backward, which cannot be differentiated again.
+class Gradients {
+  public:
+    Gradients(const char *name, const torch::autograd::variable_list &gradients)
+        : gradients(gradients) {
+        TORCH_CHECK(
+            !at::GradMode::is_enabled(),
+            "metatomic_tc::",
+            name,
+            " has no second derivative, but its gradient was asked for with "
+            "create_graph=True; use the stock backend for that."
+        );
+        for (const auto &gradient : gradients) {
+            if (gradient.defined()) {
+                guard.emplace(gradient.device());
+            }
+        }
+    }
+
+    /// Whether all are zero.
+    bool none() const {
+        return !guard.has_value();
+    }
+
+    /// Undefined for zeros.
+    at::Tensor operator[](size_t i) const {
+        return gradients[i].defined() ? gradients[i].contiguous() : at::Tensor();
+    }
+
+  private:
+    const torch::autograd::variable_list &gradients;
+    std::optional<c10::DeviceGuard> guard;
+};
+
+template <class T> const T *pointer(const at::Tensor &tensor) {
+    return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
+}
+
+template <class T> T *output(const at::Tensor &tensor) {
+    return tensor.defined() ? tensor.mutable_data_ptr<T>() : nullptr;
+}
+
+} // namespace metatomic_tc::pet
