@@ -286,7 +286,7 @@ class FlatPETBackend(torch.nn.Module):
                             blocks[b] = blocks[b] + prediction
                 predictions[name] = blocks
 
-        # A last layer is linear, so it can follow the sum over edges; its bias counts once for each.
+        # A last layer is linear, so it can follow the sum over edges. Its bias counts for each.
         sums_of_factors = self.sum_edges(
             torch.ones_like(cutoff_factors)[:, None], cutoff_factors, row_starts
         )[:, 0]
