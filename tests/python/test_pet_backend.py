@@ -16,6 +16,7 @@ from metatomic.torch import (
     AtomisticModel,
     ModelEvaluationOptions,
     ModelOutput,
+    NeighborListOptions,
     System,
     register_autograd_neighbors,
     systems_to_torch,
@@ -270,3 +271,177 @@ def test_systems_without_atoms(names, adaptive):
     systems = systems_of(names, stock)
     expected = evaluate(stock, systems, [], ["energy", "feature"])
     assert_same(evaluate(ours, systems, [], ["energy", "feature"]), expected)
+
+
+def test_pairs_beyond_the_cutoff_and_their_order_do_not_matter():
+    for adaptive in (None, "grid", "solver"):
+        _, model = both_backends(pet_model(adaptive=adaptive))
+        (options,) = model.requested_neighbor_lists()
+        (system,) = systems_of(["slab"], model)
+        expected = evaluate(model, [system])
+
+        longer = NeighborListOptions(6.0, full_list=True, strict=True)
+        (other,) = systems_to_torch([structures()["slab"]], dtype=torch.float64)
+        pairs = vesin.metatomic.NeighborList(longer, "angstrom").compute(other)
+        order = torch.randperm(len(pairs.samples), generator=torch.Generator().manual_seed(0))
+        shuffled = TensorBlock(
+            pairs.values[order],
+            Labels(pairs.samples.names, pairs.samples.values[order]),
+            pairs.components,
+            pairs.properties,
+        )
+        other.add_neighbor_list(options, shuffled)
+        assert len(order) > len(system.get_neighbor_list(options).samples)
+        # the grid and the solver count neighbors up to their largest cutoff
+        assert_same(evaluate(model, [other]), expected)
+
+
+def test_selected_atoms():
+    stock, ours = both_backends(pet_model())
+    systems = systems_of(["slab", "water"], stock)
+    atoms = Labels(["system", "atom"], torch.tensor([[0, 3], [1, 5], [1, 6]]))
+    options = ModelEvaluationOptions(
+        "angstrom", {"energy": ModelOutput(sample_kind="atom")}, selected_atoms=atoms
+    )
+    expected = stock(systems, options, check_consistency=False)["energy"].block()
+    found = ours(systems, options, check_consistency=False)["energy"].block()
+    assert found.samples == expected.samples
+    torch.testing.assert_close(found.values, expected.values, rtol=1e-12, atol=1e-12)
+
+
+def test_only_the_heads_of_requested_targets_are_evaluated():
+    pet = pet_model(non_conservative=True)
+    assert replace_backend(pet) is None
+    called = []
+    for heads in (pet.backend.node_heads, pet.backend.edge_heads):
+        for name, layers in heads.items():
+            layers[0].register_forward_hook(lambda *_, name=name: called.append(name))
+    model = pet.export()
+    systems = systems_of(["water"], model)
+    evaluate(model, systems)
+    assert called == ["energy", "energy"]
+    called.clear()
+    evaluate(model, systems, [], ["mtt::aux::energy_last_layer_features"])
+    assert set(called) == {"energy", "non_conservative_forces", "non_conservative_stress"}
+
+
+def test_llpr():
+    from metatrain.llpr import LLPRUncertaintyModel
+
+    pet = pet_model(non_conservative=True)
+    model = LLPRUncertaintyModel({"num_ensemble_members": {"energy": 4}}, pet.dataset_info)
+    model.set_wrapped_model(pet)
+    model.to(torch.float64).eval()
+    for name, buffer in model.named_buffers():
+        if name.startswith("cholesky_"):
+            buffer.copy_(torch.eye(len(buffer)) + 0.1 * torch.ones_like(buffer).tril())
+    stock, ours = both_backends(model)
+    assert backend_of(stock) == "stock" and backend_of(ours) == "tc"
+    systems = systems_of(["slab", "water"], stock)
+    outputs = ["energy", "energy_uncertainty", "energy_ensemble"]
+    expected = evaluate(stock, systems, outputs)
+    assert_same(evaluate(ours, systems, outputs), expected)
+    assert (expected["energy_uncertainty"] > 0).all()
+
+
+# ---- TorchScript, modes and dtypes ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", [CASES[4], CASES[5], CASES[9]], ids=["grid", "PostLN", "residual"])
+def test_scripted_saved_and_loaded(case):
+    model = pet_model(**dict(zip(SETTINGS, case, strict=True)))
+    _, ours = both_backends(model)
+    systems = systems_of(ALL, ours)
+    file = io.BytesIO()
+    torch.jit.save(torch.jit.script(ours), file)
+    file.seek(0)
+    loaded = torch.jit.load(file)
+    assert backend_of(loaded) == "tc"
+    expected = evaluate(ours, systems, ["energy"], ["feature"])
+    assert_same(evaluate(loaded, systems, ["energy"], ["feature"]), expected)
+
+
+def test_conversion_finds_the_layers_and_their_activations():
+    stock, ours = both_backends(pet_model(dtype=torch.float32))
+    converted, report = convert_with_report(ours, "tf32x3")
+    _, stock_report = convert_with_report(stock, "tf32x3")
+    # in each of the two GNN layers the embedder and compress.0, with its SiLU, are folded away;
+    # the second one still multiplies its messages
+    assert report.fused == stock_report.fused - 2 > 0
+    assert len(report.layers) == len(stock_report.layers) - 3
+    replaced = [layer.path.split("backend.")[1] for layer in report.layers if layer.replaced]
+    assert "gnn_layers.1.compress_messages" in replaced
+    assert "gnn_layers.0.layers.0.mlp.w_in" in replaced
+    systems = systems_of(["water"], ours, torch.float32)
+    assert_same(evaluate(converted, systems), evaluate(ours, systems), 1e-5, 1e-4)
+
+
+def test_float32_is_as_accurate_as_stock():
+    exact, _ = both_backends(pet_model())
+    expected = evaluate(exact, systems_of(ALL, exact))
+    errors = []
+    for model in both_backends(pet_model(dtype=torch.float32)):
+        found = evaluate(model, systems_of(ALL, model, torch.float32))
+        errors.append({name: (found[name] - expected[name]).abs().max() for name in expected})
+    for name, stock_error in errors[0].items():
+        assert errors[1][name] <= 2 * stock_error + 1e-7, name
+
+
+# ---- what it does not do -------------------------------------------------------------------------
+
+
+def test_pairs_in_one_direction_are_an_error():
+    _, model = both_backends(pet_model(adaptive=None))
+    (system,) = systems_of(["water"], model)
+    (options,) = model.requested_neighbor_lists()
+    pairs = system.get_neighbor_list(options)
+    half = TensorBlock(
+        pairs.values[1:],
+        Labels(pairs.samples.names, pairs.samples.values[1:]),
+        pairs.components,
+        pairs.properties,
+    )
+    other = System(system.types, system.positions, system.cell, system.pbc)
+    other.add_neighbor_list(options, half)
+    with pytest.raises(RuntimeError, match="every pair of atoms in both directions.*for 1 of"):
+        evaluate(model, [other])
+
+
+def with_adapters(model):
+    from metatrain.pet.modules.finetuning import apply_finetuning_strategy
+
+    config = {"method": "lora", "config": {"rank": 2, "alpha": 1.0}, "inherit_heads": {}}
+    return apply_finetuning_strategy(model, config)
+
+
+def with_long_range(model):
+    model.long_range = True
+    return model
+
+
+def with_unknown_cutoffs(model):
+    model.backend.adaptive_cutoff_method = "guess"
+    return model
+
+
+@pytest.mark.parametrize(
+    "change, reason",
+    [
+        (with_adapters, "a module LoRALinear, which the backend does not know"),
+        (with_long_range, "long-range features"),
+        (with_unknown_cutoffs, "the method of adaptive cutoffs 'guess'"),
+        (torch.nn.Sequential, "is a Sequential, not PET"),
+    ],
+)
+def test_models_that_keep_the_stock_backend(change, reason):
+    model = change(pet_model())
+    before = model.state_dict()
+    assert reason in replace_backend(model)
+    assert model.state_dict().keys() == before.keys()
+
+
+def test_other_versions_of_metatrain_keep_the_stock_backend(monkeypatch):
+    monkeypatch.setattr(replace, "METATRAIN_VERSIONS", ["2031.1"])
+    model = pet_model()
+    assert "is made for 2031.1" in replace_backend(model)
+    assert backend_of(model) == "stock"
