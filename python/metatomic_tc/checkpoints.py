@@ -10,6 +10,7 @@ import torch
 from metatomic.torch import AtomisticModel, ModelMetadata
 
 from .model_files import first_line
+from .pet import replace_backend
 
 #: e.g. "pet-mad-s", "pet-mad-s@1.6.0" or "pet-mad-s-v1.6.0"
 UPET_NAME = re.compile(
@@ -18,8 +19,11 @@ UPET_NAME = re.compile(
 
 
 def read_checkpoint(
-    path: Path, outputs: list[str] | None = None, name: str | None = None
-) -> AtomisticModel:
+    path: Path,
+    outputs: list[str] | None = None,
+    name: str | None = None,
+    backend: str | None = None,
+) -> tuple[AtomisticModel, str]:
     """
     Read a metatrain checkpoint; the best model in it counts, as for ``mtt export``.
 
@@ -28,7 +32,11 @@ def read_checkpoint(
         LLPR model, can drop outputs. Without an uncertainty or ensemble among them, an LLPR model
         becomes the model that it wraps.
     :param name: name for a model that has none in its metadata
-    :raises ValueError: if one of ``outputs`` does not exist, or outputs cannot be dropped
+    :param backend: ``tc``: PET on flat rows, see docs/pet_backend.md; ``stock``: that of metatrain;
+        None: ``tc`` where it can do what the model needs
+    :return: the model, and its backend: ``tc``, or ``stock`` with the reason
+    :raises ValueError: if one of ``outputs`` does not exist, outputs cannot be dropped, or ``tc``
+        cannot do what the model needs
     :raises RuntimeError: if metatrain cannot read the checkpoint
     """
     from metatrain.utils.io import model_from_checkpoint
@@ -45,10 +53,11 @@ def read_checkpoint(
             ) from error
         if outputs is not None:
             model = _keep_outputs(model, outputs)
+        used = _choose_backend(model, backend)
         wrapped = getattr(model, "model", model)
         if name is not None and not wrapped.metadata.name:
-            return model.export(ModelMetadata(name=name))
-        return model.export()
+            return model.export(ModelMetadata(name=name)), used
+        return model.export(), used
 
 
 def download_upet(model: str, size: str, version: str | None) -> tuple[Path, str]:
@@ -112,6 +121,17 @@ def download_upet(model: str, size: str, version: str | None) -> tuple[Path, str
     except Exception as error:
         raise RuntimeError(f"{offline} ({type(error).__name__}: {error})") from error
     return Path(path), version
+
+
+def _choose_backend(model: torch.nn.Module, backend: str | None) -> str:
+    if backend == "stock":
+        return "stock, as asked for"
+    reason = replace_backend(model)
+    if reason is None:
+        return "tc"
+    if backend == "tc":
+        raise ValueError(f"the model cannot have the backend tc: {reason}; leave out --backend")
+    return f"stock, since {reason}"
 
 
 def _keep_outputs(model: torch.nn.Module, outputs: list[str]) -> torch.nn.Module:

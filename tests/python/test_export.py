@@ -42,8 +42,33 @@ def test_from_a_checkpoint(tiny_pet_checkpoint, tiny_pet, water, tmp_path):
     assert used_modes(result.path) == ["fp32"]
     energy, forces = energy_and_forces(tiny_pet, water)
     new_energy, new_forces = energy_and_forces(str(result.path), water)
+    assert new_energy == pytest.approx(energy, rel=1e-6)
+    assert largest_difference(new_forces, forces) <= 1e-6
+    assert result.backend == "tc" and "backend: tc" in summary(result)
+
+
+def test_the_stock_backend_is_the_model_bit_by_bit(tiny_pet_checkpoint, tiny_pet, water, tmp_path):
+    target = tmp_path / "new.pt"
+    arguments = ["export", str(tiny_pet_checkpoint), "-o", str(target), "--mode", "fp32"]
+    assert main([*arguments, "--backend", "stock"]) == 0
+    energy, forces = energy_and_forces(tiny_pet, water)
+    new_energy, new_forces = energy_and_forces(str(target), water)
     assert new_energy == energy
     assert largest_difference(new_forces, forces) <= 1e-6
+    assert export(target, tmp_path / "again.pt", mode="tf32").backend == "stock"
+
+
+def test_a_backend_that_cannot_be_had(tiny_pet, tiny_pet_checkpoint, tmp_path, monkeypatch, capsys):
+    target = str(tmp_path / "new.pt")
+    assert main(["export", str(tiny_pet), "-o", target, "--backend", "tc"]) == 2
+    assert "--backend tc needs the checkpoint" in capsys.readouterr().err
+
+    monkeypatch.setattr(metatomic_tc.pet.replace, "METATRAIN_VERSIONS", ["2031.1"])
+    arguments = ["export", str(tiny_pet_checkpoint), "-o", target]
+    assert main([*arguments, "--backend", "tc"]) == 1
+    assert "cannot have the backend tc: metatrain" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert "backend: stock, since metatrain" in capsys.readouterr().out
 
 
 def test_from_an_exported_model(tiny_pet, water, tmp_path, capsys):
@@ -100,7 +125,7 @@ def test_outputs_nobody_asked_for_are_dropped(tiny_two_heads_checkpoint, water, 
     assert small.size < full.size
     energy, forces = energy_and_forces(str(full.path), water)
     small_energy, small_forces = energy_and_forces(str(small.path), water)
-    assert small_energy == energy
+    assert small_energy == pytest.approx(energy, rel=1e-6)
     assert largest_difference(small_forces, forces) <= 1e-6
 
 
@@ -292,7 +317,7 @@ def test_from_a_upet_name(upet, tmp_path, monkeypatch, capsys):
     "arguments", [["pet-mad-s@1.5.0"], ["pet-mad-s-v1.5.0"], ["pet-mad-s", "--version", "v1.5.0"]]
 )
 def test_versions_of_a_upet_name(arguments, upet, monkeypatch, capsys):
-    def read(path, outputs, name):
+    def read(path, outputs, name, backend):
         raise RuntimeError(f"reading {name}")
 
     monkeypatch.setattr(checkpoints, "read_checkpoint", read)
@@ -344,7 +369,7 @@ def test_a_version_is_for_names_only(tiny_pet, capsys):
 
 
 def test_checkpoint_reading_keeps_all_outputs_by_default(tiny_two_heads_checkpoint):
-    model = checkpoints.read_checkpoint(tiny_two_heads_checkpoint)
+    model, _ = checkpoints.read_checkpoint(tiny_two_heads_checkpoint)
     assert isinstance(model, AtomisticModel)
     assert {"energy", "non_conservative_forces"} <= set(model.capabilities().outputs)
     assert isinstance(metatomic_tc.convert(model), AtomisticModel)

@@ -38,6 +38,7 @@ def test_a_plain_model(tiny_pet, capsys):
     assert ["interaction range", "9 angstrom"] in lines
     assert ["neighbor list", "4.5 angstrom, full, not strict"] in lines
     assert ["linear layers", "32, plain PyTorch until a mode is chosen"] in lines
+    assert ["backend of PET", "stock"] in lines
     assert any(line[:3] == ["energy", "eV", "atom"] for line in lines)
     assert ["4 -> 32", "2 x", "fp32 (too small to gain)"] in lines
     assert ["64 -> 256", "2 x", "tf32x3"] in lines

@@ -1,0 +1,82 @@
+"""Gives metatrain's PET the backend of metatomic-tc, where that can do what the model needs."""
+
+import torch
+
+#: the only place that knows which metatrain this backend is made for
+METATRAIN_VERSIONS = ["2026.4.1"]
+
+#: the modules of metatrain's backend; another one computes something that is not known here
+KNOWN_MODULES = {
+    "torch.nn.modules": (
+        "Embedding Identity LayerNorm Linear ModuleDict ModuleList RMSNorm Sequential SiLU".split()
+    ),
+    "metatrain.pet.modules": (
+        "AttentionBlock CartesianTransformer DummyModule FeedForward PETBackend "
+        "SystemConditioningEmbedding Transformer TransformerLayer".split()
+    ),
+}
+
+
+def replace_backend(model: torch.nn.Module) -> str | None:
+    """
+    Replace the backend of a PET model, alone or in an LLPR model, in place, for inference.
+
+    :param model: a metatrain model
+    :return: None if it was replaced, else why the model keeps the one it has
+    """
+    pet, reason = _pet_of(model)
+    reason = reason or reason_for_stock(pet)
+    if reason is None:
+        from .backend import FlatPETBackend
+
+        pet.backend = FlatPETBackend(pet.backend).train(pet.training)
+    return reason
+
+
+def reason_for_stock(pet: torch.nn.Module) -> str | None:
+    """Why a metatrain PET needs metatrain's backend, or None if it does not."""
+    from metatrain import __version__ as version
+
+    if version not in METATRAIN_VERSIONS:
+        return (
+            f"metatrain {version} is installed, and the backend is made for "
+            f"{', '.join(METATRAIN_VERSIONS)}"
+        )
+    if pet.long_range:
+        return "the model has long-range features"
+    backend = pet.backend
+    for module in backend.modules():
+        kind = type(module)
+        if not any(
+            kind.__module__.startswith(package) and kind.__name__ in names
+            for package, names in KNOWN_MODULES.items()
+        ):
+            return f"the model has a module {kind.__name__}, which the backend does not know"
+    settings = {
+        "transformer type": (backend.transformer_type, ["PreLN", "PostLN"]),
+        "featurizer": (backend.featurizer_type, ["feedforward", "residual"]),
+        "cutoff function": (backend.cutoff_function.lower(), ["bump", "cosine"]),
+        "method of adaptive cutoffs": (backend.adaptive_cutoff_method.lower(), ["grid", "solver"]),
+    }
+    for name, (value, known) in settings.items():
+        if value not in known:
+            return f"the model has the {name} '{value}', which the backend does not know"
+    return None
+
+
+def backend_of(model: torch.nn.Module) -> str | None:
+    """``tc`` or ``stock`` for a PET model, scripted or not; None for other models."""
+    for module in model.modules():
+        name = getattr(module, "original_name", type(module).__name__)
+        if name in ("FlatPETBackend", "PETBackend"):
+            return "tc" if name == "FlatPETBackend" else "stock"
+    return None
+
+
+def _pet_of(model: torch.nn.Module) -> tuple[torch.nn.Module, str | None]:
+    """The PET in a metatrain model, and why there is none if it is another model."""
+    from metatrain.llpr import LLPRUncertaintyModel
+    from metatrain.pet import PET
+
+    inner = model.model if isinstance(model, LLPRUncertaintyModel) else model
+    return inner, None if type(inner) is PET else f"the model is a {type(inner).__name__}, not PET"
