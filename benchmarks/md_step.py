@@ -4,7 +4,8 @@
 
 Modes: stock-fp32 and stock-tf32 are the TorchScript model as metatomic exports it; compiled-fp32
 and compiled-tf32 (with --compiled) are PET under torch.compile, which no metatomic engine runs; the
-others are modes of metatomic-tc. Every (size, atoms) runs in a process of its own, and the compiled
+others are modes of metatomic-tc, with its own PET backend; "MODE/stock" is one with metatrain's
+backend. Every (size, atoms) runs in a process of its own, and the compiled
 modes in a second. Within a process the modes take turns, so that a change of the clock or of the
 load meets them all. A mode that fails becomes a record with "error".
 
@@ -104,7 +105,9 @@ def one_pass_tf32(mode):
 
 def make_step(mode, size, system, seed, options):
     """A function without arguments that does one step in `mode`."""
+    import metatomic_tc
     import torch
+    from metatomic_tc.pet import replace_backend
     from pet_models import build_pet
 
     device = system.device
@@ -115,11 +118,14 @@ def make_step(mode, size, system, seed, options):
             setattr(backend, name, torch.compile(getattr(backend, name)))
         return lambda: compiled_step(backend, hypers, system)
 
+    arithmetic, _, backend = mode.partition("/")
+    if mode not in STOCK and backend != "stock":
+        reason = replace_backend(model)
+        if reason is not None:
+            raise RuntimeError(f"the backend of metatomic-tc does not take this model: {reason}")
     exported = model.export().eval()
     if mode not in STOCK:
-        import metatomic_tc
-
-        exported = metatomic_tc.convert(exported, mode=mode)
+        exported = metatomic_tc.convert(exported, mode=arithmetic)
     scripted = torch.jit.script(exported).to(device)
     for parameter in scripted.parameters():
         parameter.requires_grad_(False)
@@ -318,7 +324,7 @@ def main(arguments):
     except RuntimeError as error:
         sys.exit(f"--device {arguments.device} cannot be used here: {first_line(error)}")
     modes = arguments.modes.split(",") if arguments.modes else supported
-    for name, valid in [(mode, supported) for mode in modes] + [
+    for name, valid in [(mode.removesuffix("/stock"), supported) for mode in modes] + [
         (size, SIZES) for size in arguments.sizes.split(",")
     ]:
         if name not in valid:
@@ -358,7 +364,8 @@ if __name__ == "__main__":
         "--atoms", default="192,5184,17280", help="numbers of atoms, multiples of 192"
     )
     parser.add_argument(
-        "--modes", help="modes of metatomic-tc (default: all that the device supports)"
+        "--modes",
+        help="modes of metatomic-tc, each as MODE or MODE/stock (default: all that the device supports)",
     )
     parser.add_argument(
         "--compiled", action="store_true", help="also time stock PET under torch.compile"
