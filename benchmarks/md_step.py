@@ -365,7 +365,7 @@ if __name__ == "__main__":
     )
     parser.add_argument(
         "--modes",
-        help="modes of metatomic-tc, each as MODE or MODE/stock (default: all that the device supports)",
+        help="modes of metatomic-tc, as MODE or MODE/stock (default: all that the device supports)",
     )
     parser.add_argument(
         "--compiled", action="store_true", help="also time stock PET under torch.compile"
