@@ -425,9 +425,14 @@ def with_unknown_cutoffs(model):
     return model
 
 
+def with_wide_heads(model):
+    return pet_model(d_pet=144, num_heads=1)
+
+
 @pytest.mark.parametrize(
     "change, reason",
     [
+        (with_wide_heads, "attention heads have 144 columns"),
         (with_adapters, "a module LoRALinear, which the backend does not know"),
         (with_long_range, "long-range features"),
         (with_unknown_cutoffs, "the method of adaptive cutoffs 'guess'"),
