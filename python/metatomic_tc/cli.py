@@ -91,8 +91,8 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--outputs",
         metavar="NAME[,NAME...]",
-        help="keep these outputs only, e.g. energy: PET evaluates all it has, asked for or not "
-        "(checkpoints and upet names only)",
+        help="keep these outputs only, e.g. energy; the stock backend evaluates all it has, asked "
+        "for or not (checkpoints and upet names only)",
     )
     command.add_argument(
         "--backend",

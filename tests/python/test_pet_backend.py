@@ -378,13 +378,14 @@ def test_conversion_finds_the_layers_and_their_activations():
 
 def test_float32_is_as_accurate_as_stock():
     exact, _ = both_backends(pet_model())
-    expected = evaluate(exact, systems_of(ALL, exact))
+    expected = evaluate(exact, systems_of(ALL, exact), [], ["energy", "feature"])
     errors = []
     for model in both_backends(pet_model(dtype=torch.float32)):
-        found = evaluate(model, systems_of(ALL, model, torch.float32))
-        errors.append({name: (found[name] - expected[name]).abs().max() for name in expected})
+        found = evaluate(model, systems_of(ALL, model, torch.float32), [], ["energy", "feature"])
+        errors.append({k: (found[k] - expected[k]).pow(2).mean().sqrt() for k in expected})
     for name, stock_error in errors[0].items():
-        assert errors[1][name] <= 2 * stock_error + 1e-7, name
+        # there are few virials
+        assert errors[1][name] <= (2 if name == "virials" else 1.5) * stock_error, name
 
 
 # ---- what it does not do -------------------------------------------------------------------------
@@ -424,9 +425,14 @@ def with_unknown_cutoffs(model):
     return model
 
 
+def with_wide_heads(model):
+    return pet_model(d_pet=144, num_heads=1)
+
+
 @pytest.mark.parametrize(
     "change, reason",
     [
+        (with_wide_heads, "attention heads have 144 columns"),
         (with_adapters, "a module LoRALinear, which the backend does not know"),
         (with_long_range, "long-range features"),
         (with_unknown_cutoffs, "the method of adaptive cutoffs 'guess'"),

@@ -4,6 +4,7 @@ import inspect
 import itertools
 from dataclasses import dataclass, fields, replace
 
+import metatomic_tc  # noqa: F401, loads the operators
 import pet_reference
 import pytest
 import torch
