@@ -60,8 +60,10 @@ target_sources(metatomic_tc PRIVATE
     kernels/mma_bf16x9_64x64_unaligned_plain.cu
     kernels/mma_bf16x9_64x64_unaligned_transposed.cu
     kernels/nonfinite.cu
-    kernels/pet/attention_double.cu
-    kernels/pet/attention_float.cu
+    kernels/pet/attention_backward_double.cu
+    kernels/pet/attention_backward_float.cu
+    kernels/pet/attention_forward_double.cu
+    kernels/pet/attention_forward_float.cu
     kernels/pet/rows.cu
     kernels/wgmma.cpp
     kernels/wgmma_bf16x6_128.cu

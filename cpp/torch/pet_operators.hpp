@@ -178,4 +178,7 @@ pet_segment_sum(const at::Tensor &values, const at::Tensor &factors, const at::T
 at::Tensor
 pet_average_reversed(const at::Tensor &x, const at::Tensor &y, const at::Tensor &reverse);
 
+/// `x + y + z` of [rows, width], in one pass and without one for the gradients.
+at::Tensor pet_sum(const at::Tensor &x, const at::Tensor &y, const at::Tensor &z);
+
 } // namespace metatomic_tc

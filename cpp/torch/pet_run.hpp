@@ -69,23 +69,6 @@ class Arguments {
         return checked(tensor, what, at::kInt, sizes);
     }
 
-    /// A weight, which cannot have a gradient here.
-    at::Tensor parameter(
-        const at::Tensor &tensor, const char *what, std::initializer_list<int64_t> sizes
-    ) const {
-        TORCH_CHECK_VALUE(
-            !(tensor.requires_grad() && at::GradMode::is_enabled()),
-            "metatomic_tc::",
-            name,
-            " has no gradient for its parameter '",
-            what,
-            "', but that requires one; call requires_grad_(False) on the model's parameters, or "
-            "train "
-            "with the stock backend."
-        );
-        return values(tensor, what, sizes);
-    }
-
   private:
     const char *name;
     at::Tensor first;
@@ -125,6 +108,22 @@ class Arguments {
         return tensor.contiguous();
     }
 };
+
+/// Refuses a weight that requires a gradient, which no operator here has. To be called outside of
+/// an autograd function, where gradients are off.
+inline void
+expect_frozen(const char *name, const char *what, const std::optional<at::Tensor> &weight) {
+    TORCH_CHECK_VALUE(
+        !(weight.has_value() && weight->defined() && weight->requires_grad() &&
+          at::GradMode::is_enabled()),
+        "metatomic_tc::",
+        name,
+        " has no gradient for its parameter '",
+        what,
+        "', but that requires one; call requires_grad_(False) on the model's parameters, or train "
+        "with the stock backend."
+    );
+}
 
 /// The gradients of an operator's outputs in its backward, which cannot be differentiated again.
 class Gradients {

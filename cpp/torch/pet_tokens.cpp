@@ -29,10 +29,10 @@ struct NormTensors {
         double epsilon,
         bool layer_norm
     )
-        : weight(arguments.parameter(weight, "weight", {width})), epsilon(epsilon),
+        : weight(arguments.values(weight, "weight", {width})), epsilon(epsilon),
           layer_norm(layer_norm) {
         if (bias.has_value() && bias->defined()) {
-            this->bias = arguments.parameter(*bias, "bias", {width});
+            this->bias = arguments.values(*bias, "bias", {width});
         }
     }
 
@@ -55,6 +55,11 @@ struct NormTensors {
         };
     }
 };
+
+void expect_frozen_norm(const char *name, const Tensor &weight, const std::optional<Tensor> &bias) {
+    pet::expect_frozen(name, "weight", weight);
+    pet::expect_frozen(name, "bias", bias);
+}
 
 struct ConcatenatedNorm : public torch::autograd::Function<ConcatenatedNorm> {
     static constexpr auto name = "pet_concatenated_norm";
@@ -304,8 +309,8 @@ struct EdgeTokens : public torch::autograd::Function<EdgeTokens> {
         auto saved = variable_list{
             has_messages ? arguments.values(*messages, "messages", {edges, width}) : Tensor(),
             arguments.values(vectors, "vectors", {-1, 3}),
-            arguments.parameter(geometry_weight, "geometry_weight", {-1, 4}),
-            arguments.parameter(neighbor_table, "neighbor_table", {-1, width}),
+            arguments.values(geometry_weight, "geometry_weight", {-1, 4}),
+            arguments.values(neighbor_table, "neighbor_table", {-1, width}),
             arguments.indices(neighbor_species, "neighbor_species", {edges}),
         };
         auto result = at::empty({edges, width}, vectors.options());
@@ -455,7 +460,44 @@ struct AverageReversed : public torch::autograd::Function<AverageReversed> {
     }
 };
 
+struct Sum : public torch::autograd::Function<Sum> {
+    static constexpr auto name = "pet_sum";
+
+    static Tensor
+    forward(AutogradContext *context, const Tensor &x, const Tensor &y, const Tensor &z) {
+        auto below_autograd = at::AutoDispatchBelowADInplaceOrView();
+        auto arguments = pet::Arguments(name, x);
+        auto first = arguments.values(x, "x", {-1, -1});
+        auto second = arguments.values(y, "y", {first.size(0), first.size(1)});
+        auto third = arguments.values(z, "z", {first.size(0), first.size(1)});
+        auto result = at::empty_like(first);
+        AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), name, [&] {
+            pet::run(
+                pet::Sum<scalar_t>{
+                    pointer<scalar_t>(first),
+                    pointer<scalar_t>(second),
+                    pointer<scalar_t>(third),
+                    static_cast<int>(first.size(1)),
+                    output<scalar_t>(result)
+                },
+                first.size(0),
+                x
+            );
+        });
+        return result;
+    }
+
+    static variable_list backward(AutogradContext *, variable_list upper) {
+        auto gradients = pet::Gradients(name, upper);
+        return variable_list(3, upper[0]);
+    }
+};
+
 } // namespace
+
+Tensor pet_sum(const Tensor &x, const Tensor &y, const Tensor &z) {
+    return Sum::apply(x, y, z);
+}
 
 Tensor pet_edge_tokens(
     const std::optional<Tensor> &messages,
@@ -464,6 +506,8 @@ Tensor pet_edge_tokens(
     const Tensor &neighbor_table,
     const Tensor &neighbor_species
 ) {
+    pet::expect_frozen(EdgeTokens::name, "geometry_weight", geometry_weight);
+    pet::expect_frozen(EdgeTokens::name, "neighbor_table", neighbor_table);
     return EdgeTokens::apply(messages, vectors, geometry_weight, neighbor_table, neighbor_species);
 }
 
@@ -474,6 +518,7 @@ Tensor pet_norm(
     double epsilon,
     bool layer_norm
 ) {
+    expect_frozen_norm("pet_norm", weight, bias);
     TORCH_CHECK_VALUE(
         x.dim() == 2,
         "metatomic_tc::pet_norm needs 'x' with two dimensions, but found the sizes ",
@@ -492,6 +537,7 @@ Tensor pet_concatenated_norm(
     double epsilon,
     bool layer_norm
 ) {
+    expect_frozen_norm(ConcatenatedNorm::name, weight, bias);
     return ConcatenatedNorm::apply(nodes, edges, weight, bias, epsilon, layer_norm);
 }
 
@@ -503,6 +549,7 @@ std::tuple<Tensor, Tensor, Tensor> pet_residual_norm(
     double epsilon,
     bool layer_norm
 ) {
+    expect_frozen_norm(ResidualNorm::name, weight, bias);
     auto result = ResidualNorm::apply(tokens, edges, weight, bias, epsilon, layer_norm);
     return {result[0], result[1], result[2]};
 }
@@ -510,6 +557,7 @@ std::tuple<Tensor, Tensor, Tensor> pet_residual_norm(
 Tensor pet_reversed_pair_norm(
     const Tensor &x, const Tensor &reverse, const Tensor &weight, const Tensor &bias, double epsilon
 ) {
+    expect_frozen_norm(ReversedPairNorm::name, weight, bias);
     return ReversedPairNorm::apply(x, reverse, weight, bias, epsilon);
 }
 

@@ -188,6 +188,7 @@ void define_pet_operators(torch::Library &m) {
         "pet_segment_sum(Tensor values, Tensor factors, Tensor row_starts) -> Tensor",
         &pet_segment_sum
     );
+    m.def("pet_sum(Tensor x, Tensor y, Tensor z) -> Tensor", &pet_sum);
     m.def(
         "pet_average_reversed(Tensor x, Tensor y, Tensor reverse) -> Tensor", &pet_average_reversed
     );

@@ -229,6 +229,12 @@ def average_case(g: Graph, dim: int) -> Case:
     return Case("pet_average_reversed", arguments | {"reverse": g.reverse}, ["x", "y"])
 
 
+def sum_case(g: Graph, dim: int) -> Case:
+    draw = Draw()
+    arguments = {name: draw.rows(g.num_edges, dim) for name in "xyz"}
+    return Case("pet_sum", arguments, ["x", "y", "z"])
+
+
 HEADS = [(1, 4), (2, 4), (3, 8), (1, 128), (2, 128), (4, 16), (5, 12), (8, 4), (8, 32)]
 
 
@@ -251,6 +257,7 @@ def cases_of(g: Graph, dims: list[int], heads: list[tuple[int, int]]) -> dict[st
         cases[f"reversed_pair_norm {dim}"] = reversed_pair_norm_case(g, dim)
         cases[f"segment_sum {dim}"] = segment_sum_case(g, dim)
         cases[f"average_reversed {dim}"] = average_case(g, dim)
+        cases[f"sum {dim}"] = sum_case(g, dim)
     for num_heads, head_dim in heads:
         name = f"attention {num_heads} x {head_dim}"
         cases[name] = attention_case(g, num_heads, head_dim)
@@ -283,6 +290,7 @@ FEW = {
         "reversed_pair_norm 24",
         "segment_sum 24",
         "average_reversed 24",
+        "sum 24",
         "attention 3 x 8",
     )
 }
@@ -449,6 +457,7 @@ def test_strided_inputs_and_expanded_gradients(name, device):
         "reversed_pair_norm 256",
         "segment_sum 256",
         "average_reversed 256",
+        "sum 256",
         "attention 8 x 32",
     ],
 )

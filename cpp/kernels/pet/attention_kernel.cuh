@@ -4,16 +4,21 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
-/// One block works on one atom and as many heads as fill `group_width` columns. A thread, or a few
-/// neighboring ones where a head is large, has one token of one head in registers and goes through
-/// all others, which lie in shared memory and are read by all lanes of a warp at once.
+/// A warp works on one head of one atom, without waiting for others. `Lanes` neighboring lanes
+/// share a token, `columns` columns of the head each; the tokens of a warp, `rows` for each lane,
+/// stay in registers, and all tokens of the atom pass by in shared memory, `Lanes` of them at a
+/// time: lanes compute their part of these scores, and by adding them up each lane gets one of the
+/// scores, of which it computes the exponential. So that no lane repeats the work of another.
 namespace metatomic_tc::pet {
 
 namespace {
 
-constexpr int group_width = 128;
-constexpr int threads = 160;
+constexpr int warps = 4;
+/// on a multiprocessor
+constexpr int resident_blocks = 3;
+constexpr unsigned everyone = 0xffffffffu;
 
 /// What one lane loads at once.
 template <class T> struct alignas(16) Pack {
@@ -21,42 +26,47 @@ template <class T> struct alignas(16) Pack {
     T values[size];
 };
 
-/// Tokens in shared memory at a time.
-template <class T> constexpr int chunk = sizeof(T) == 4 ? 48 : 24;
-
-/// How the columns of a head, padded to `Size`, are spread over `Lanes` neighboring lanes: in packs
-/// that take turns, so that the lanes read shared memory without bank conflicts.
-template <class T, int Size, int Lanes> struct Head {
+/// A head of `Columns * Lanes` columns, of which `head_size` are used. Neighboring lanes have
+/// neighboring packs, so that they read shared memory without bank conflicts.
+template <class T, int Columns, int Lanes> struct Head {
+    static constexpr int columns = Columns;
     static constexpr int lanes = Lanes;
-    static constexpr int local = Size / Lanes;
-    static constexpr int packs = local / Pack<T>::size;
-    static constexpr int heads = group_width / Size;
-    static_assert(packs * Pack<T>::size == local);
+    static constexpr int size = Columns * Lanes;
+    /// tokens side by side in a warp
+    static constexpr int slots = 32 / Lanes;
+    /// tokens in shared memory at a time
+    static constexpr int chunk = 6 * 1024 / (size * static_cast<int>(sizeof(T)));
+    static_assert(Columns % Pack<T>::size == 0);
 
-    int part;
+    int part, slot;
+
+    __device__ Head() : part(threadIdx.x % Lanes), slot(threadIdx.x % 32 / Lanes) {}
 
     __device__ int column(int i) const {
         return (i / Pack<T>::size * Lanes + part) * Pack<T>::size + i % Pack<T>::size;
     }
 
-    __device__ void load(const T *row, int size, T (&result)[local]) const {
-        for (int i = 0; i < local; i++) {
-            result[i] = column(i) < size ? row[column(i)] : T(0);
+    /// From a row in global memory.
+    __device__ void load(const T *row, int head_size, T (&result)[Columns]) const {
+#pragma unroll
+        for (int i = 0; i < Columns; i++) {
+            result[i] = column(i) < head_size ? row[column(i)] : T(0);
         }
     }
 
-    __device__ void store(T *row, int size, const T (&values)[local]) const {
-        for (int i = 0; i < local; i++) {
-            if (column(i) < size) {
+    __device__ void store(T *row, int head_size, const T (&values)[Columns]) const {
+#pragma unroll
+        for (int i = 0; i < Columns; i++) {
+            if (column(i) < head_size) {
                 row[column(i)] = values[i];
             }
         }
     }
 
-    /// From shared memory.
-    __device__ void read(const T *row, T (&result)[local]) const {
+    /// From a row in shared memory.
+    __device__ void read(const T *row, T (&result)[Columns]) const {
 #pragma unroll
-        for (int p = 0; p < packs; p++) {
+        for (int p = 0; p < Columns / Pack<T>::size; p++) {
             auto pack =
                 *reinterpret_cast<const Pack<T> *>(row + (p * Lanes + part) * Pack<T>::size);
 #pragma unroll
@@ -66,47 +76,99 @@ template <class T, int Size, int Lanes> struct Head {
         }
     }
 
-    /// The sum over the lanes of the head.
+    /// This lane's part of a scalar product.
+    __device__ T partial_dot(const T (&a)[Columns], const T (&b)[Columns]) const {
+        T sum = a[0] * b[0];
+#pragma unroll
+        for (int i = 1; i < Columns; i++) {
+            sum += a[i] * b[i];
+        }
+        return sum;
+    }
+
+    /// The sum over the lanes of a token, the same in all of them.
     __device__ T sum(T value) const {
 #pragma unroll
         for (int step = Lanes / 2; step > 0; step /= 2) {
-            value += __shfl_xor_sync(0xffffffffu, value, step);
+            value += __shfl_xor_sync(everyone, value, step);
         }
         return value;
     }
 
-    __device__ T dot(const T (&a)[local], const T (&b)[local]) const {
-        T even = 0, odd = 0;
+    __device__ T maximum(T value) const {
 #pragma unroll
-        for (int i = 0; i < local; i += 2) {
-            even += a[i] * b[i];
-            odd += a[i + 1] * b[i + 1];
+        for (int step = Lanes / 2; step > 0; step /= 2) {
+            value = max(value, __shfl_xor_sync(everyone, value, step));
         }
-        return sum(even + odd);
+        return value;
+    }
+
+    /// Of the sums of `values[i]` over the lanes of a token the one with i = `part`.
+    __device__ T sum_of_part(T (&values)[Lanes]) const {
+#pragma unroll
+        for (int step = Lanes / 2; step > 0; step /= 2) {
+            auto upper = (part & step) != 0;
+#pragma unroll
+            for (int i = 0; i < step; i++) {
+                auto other = upper ? values[i] : values[i + step];
+                values[i] = upper ? values[i + step] : values[i];
+                values[i] += __shfl_xor_sync(everyone, other, step);
+            }
+        }
+        return values[0];
+    }
+
+    /// The value of the lane with this part.
+    __device__ T from(T value, int other_part) const {
+        return __shfl_sync(everyone, value, slot * Lanes + other_part);
     }
 };
 
-/// Copies a head group's columns of up to `chunk` tokens from `first` on into `shared`, padded with
-/// zeros. `row_width` is that of `matrix`.
-template <class T, int Size>
-__device__ void fill(
-    T *shared,
-    const T *matrix,
-    int64_t row_width,
-    const AtomTokens<T> &tokens,
-    int first,
-    int heads,
-    int head_size
-) {
-    auto count = min(chunk<T>, tokens.count - first);
-    for (int i = threadIdx.x; i < count * group_width; i += threads) {
-        auto token = i / group_width, column = i % group_width;
-        auto head = column / Size, inner = column % Size;
-        shared[i] = head < heads && inner < head_size
-                        ? matrix[tokens.row(first + token) * row_width + head * head_size + inner]
-                        : T(0);
+/// Two matrices and two vectors of up to `chunk` tokens in shared memory, of one warp.
+template <class T, class Part> struct Shared {
+    T *first, *second, *first_number, *second_number;
+
+    static constexpr size_t bytes = sizeof(T) * Part::chunk * (2 * Part::size + 2);
+
+    __device__ Shared() {
+        extern __shared__ __align__(16) unsigned char memory[];
+        first = reinterpret_cast<T *>(memory + threadIdx.x / 32 * bytes);
+        second = first + Part::chunk * Part::size;
+        first_number = second + Part::chunk * Part::size;
+        second_number = first_number + Part::chunk;
     }
-}
+
+    /// Copies one head's columns of `count` tokens from `begin` on, padded with zeros.
+    __device__ void fill(
+        T *shared,
+        const T *head,
+        int64_t row_width,
+        const AtomTokens<T> &tokens,
+        int begin,
+        int count,
+        int head_size
+    ) const {
+        constexpr auto size = Part::size;
+        constexpr auto packed = Pack<T>::size;
+        int lane = threadIdx.x % 32;
+        if (head_size == size && row_width % packed == 0) {
+#pragma unroll 4
+            for (int i = lane; i < count * (size / packed); i += 32) {
+                auto token = i / (size / packed), column = i % (size / packed) * packed;
+                *reinterpret_cast<Pack<T> *>(shared + token * size + column) =
+                    *reinterpret_cast<const Pack<T> *>(
+                        head + tokens.row(begin + token) * row_width + column
+                    );
+            }
+            return;
+        }
+        for (int i = lane; i < count * size; i += 32) {
+            auto token = i / size, column = i % size;
+            shared[i] =
+                column < head_size ? head[tokens.row(begin + token) * row_width + column] : T(0);
+        }
+    }
+};
 
 template <class T> __device__ T factor_of(const Attention<T> &attention, int64_t row) {
     return row < attention.atoms
@@ -114,225 +176,430 @@ template <class T> __device__ T factor_of(const Attention<T> &attention, int64_t
                : max(attention.factors[row - attention.atoms], T(smallest_factor));
 }
 
-template <class T, int Size, int Lanes>
-__global__ void __launch_bounds__(threads) forward_kernel(Attention<T> attention) {
-    using Part = Head<T, Size, Lanes>;
-    extern __shared__ __align__(16) unsigned char memory[];
-    auto *keys = reinterpret_cast<T *>(memory);
-    auto *values = keys + chunk<T> * group_width;
-    auto *factors = values + chunk<T> * group_width;
+/// One head of one atom.
+template <class T, class Part> struct Problem {
+    const Attention<T> &attention;
+    AtomTokens<T> tokens;
+    int head;
+    Part part;
+    Shared<T, Part> shared;
+    /// The chunk that begins at this token is in shared memory.
+    int loaded = -1;
 
-    auto tokens = AtomTokens<T>(attention, blockIdx.x);
-    auto first_head = static_cast<int>(blockIdx.y) * Part::heads;
-    auto heads = min(Part::heads, attention.heads - first_head);
-    auto size = attention.head_size;
-    int64_t width = static_cast<int64_t>(attention.heads) * size;
-    auto *group = attention.qkv + first_head * size;
-    auto part = Part{static_cast<int>(threadIdx.x) % Lanes};
-    auto items = tokens.count * heads;
-    auto loaded = -1;
+    __device__ Problem(const Attention<T> &attention, int64_t atom, int head)
+        : attention(attention), tokens(attention, atom), head(head) {}
 
-    for (int first_item = 0; first_item < items; first_item += threads / Lanes) {
-        auto item = first_item + static_cast<int>(threadIdx.x) / Lanes;
-        auto active = item < items;
-        auto head = active ? item / tokens.count : 0;
-        auto row = tokens.row(active ? item % tokens.count : 0);
-        T query[Part::local], sum[Part::local] = {};
-        part.load(group + row * 3 * width + head * size, size, query);
-        for (auto &x : query) {
-            x *= attention.scale;
+    __device__ int64_t width() const {
+        return static_cast<int64_t>(attention.heads) * attention.head_size;
+    }
+
+    /// 0: queries, 1: keys, 2: values
+    __device__ int64_t offset(int64_t row, int which) const {
+        return (row * 3 + which) * width() + head * attention.head_size;
+    }
+
+    __device__ int64_t output_offset(int64_t row) const {
+        return row * width() + head * attention.head_size;
+    }
+
+    __device__ int64_t number_offset(int64_t row) const {
+        return row * attention.heads + head;
+    }
+
+    __device__ void load_keys_and_values(int begin, int count) {
+        if (loaded == begin) {
+            return;
         }
-        T highest = -std::numeric_limits<T>::infinity(), denominator = 0;
-        for (int first = 0; first < tokens.count; first += chunk<T>) {
-            if (loaded != first) {
-                __syncthreads();
-                fill<T, Size>(keys, group + width, 3 * width, tokens, first, heads, size);
-                fill<T, Size>(values, group + 2 * width, 3 * width, tokens, first, heads, size);
-                for (int i = threadIdx.x; i < min(chunk<T>, tokens.count - first); i += threads) {
-                    factors[i] = factor_of(attention, tokens.row(first + i));
-                }
-                loaded = first;
-                __syncthreads();
+        __syncwarp();
+        auto size = attention.head_size;
+        shared.fill(
+            shared.first, attention.qkv + offset(0, 1), 3 * width(), tokens, begin, count, size
+        );
+        shared.fill(
+            shared.second, attention.qkv + offset(0, 2), 3 * width(), tokens, begin, count, size
+        );
+        for (int i = threadIdx.x % 32; i < count; i += 32) {
+            shared.first_number[i] = factor_of(attention, tokens.row(begin + i));
+        }
+        loaded = begin;
+        __syncwarp();
+    }
+
+    /// The output of the queries from `first` on, `Rows` for each lane.
+    template <int Rows> __device__ void attend(int first) {
+        T query[Rows][Part::columns], sum[Rows][Part::columns];
+        T highest[Rows], denominator[Rows];
+#pragma unroll
+        for (int r = 0; r < Rows; r++) {
+            auto token = min(first + r * Part::slots + part.slot, tokens.count - 1);
+            part.load(attention.qkv + offset(tokens.row(token), 0), attention.head_size, query[r]);
+#pragma unroll
+            for (int i = 0; i < Part::columns; i++) {
+                query[r][i] *= attention.scale;
+                sum[r][i] = 0;
             }
-            auto count = min(chunk<T>, tokens.count - first);
-            constexpr int step = 4;
-            for (int j = 0; j < count; j += step) {
-                T scores[step];
-                auto next = highest;
+            highest[r] = -std::numeric_limits<T>::infinity();
+            denominator[r] = 0;
+        }
+        for (int begin = 0; begin < tokens.count; begin += Part::chunk) {
+            auto count = min(Part::chunk, tokens.count - begin);
+            load_keys_and_values(begin, count);
+            for (int j = 0; j < count; j += Part::lanes) {
+                T scores[Rows][Part::lanes], weight[Rows];
 #pragma unroll
-                for (int k = 0; k < step; k++) {
-                    T key[Part::local];
-                    part.read(keys + min(j + k, count - 1) * group_width + head * Size, key);
-                    scores[k] = part.dot(query, key);
-                    next = max(next, scores[k]);
+                for (int k = 0; k < Part::lanes; k++) {
+                    T key[Part::columns];
+                    part.read(shared.first + min(j + k, count - 1) * Part::size, key);
+#pragma unroll
+                    for (int r = 0; r < Rows; r++) {
+                        scores[r][k] = part.partial_dot(query[r], key);
+                    }
                 }
-                auto correction = exp(highest - next);
-                highest = next;
-                denominator *= correction;
+                auto valid = j + part.part < count;
+                // The reference of the exponentials may lag behind the maximum by this much.
+                constexpr T slack = 20;
+                auto rises = false;
 #pragma unroll
-                for (auto &x : sum) {
-                    x *= correction;
+                for (int r = 0; r < Rows; r++) {
+                    auto score = part.sum_of_part(scores[r]);
+                    weight[r] = valid ? score : -std::numeric_limits<T>::infinity();
+                    rises = rises || weight[r] > highest[r] + slack;
+                }
+                if (__any_sync(everyone, rises)) {
+#pragma unroll
+                    for (int r = 0; r < Rows; r++) {
+                        auto next = max(highest[r], part.maximum(weight[r]));
+                        auto correction = exp(highest[r] - next);
+                        highest[r] = next;
+                        denominator[r] *= correction;
+#pragma unroll
+                        for (int i = 0; i < Part::columns; i++) {
+                            sum[r][i] *= correction;
+                        }
+                    }
+                }
+                auto factor = valid ? shared.first_number[j + part.part] : T(0);
+#pragma unroll
+                for (int r = 0; r < Rows; r++) {
+                    weight[r] = factor * exp(weight[r] - highest[r]);
+                    denominator[r] += weight[r];
                 }
 #pragma unroll
-                for (int k = 0; k < step; k++) {
-                    if (j + k < count) {
-                        auto weight = factors[j + k] * exp(scores[k] - highest);
-                        denominator += weight;
-                        T value[Part::local];
-                        part.read(values + (j + k) * group_width + head * Size, value);
+                for (int k = 0; k < Part::lanes; k++) {
+                    T value[Part::columns];
+                    part.read(shared.second + min(j + k, count - 1) * Part::size, value);
 #pragma unroll
-                        for (int i = 0; i < Part::local; i++) {
-                            sum[i] += weight * value[i];
+                    for (int r = 0; r < Rows; r++) {
+                        auto w = part.from(weight[r], k);
+#pragma unroll
+                        for (int i = 0; i < Part::columns; i++) {
+                            sum[r][i] += w * value[i];
                         }
                     }
                 }
             }
         }
-        if (active) {
-            for (auto &x : sum) {
-                x /= denominator;
-            }
-            head += first_head;
-            part.store(attention.output + row * width + head * size, size, sum);
-            if (part.part == 0) {
-                attention.log_sums[row * attention.heads + head] = highest + log(denominator);
+#pragma unroll
+        for (int r = 0; r < Rows; r++) {
+            auto total = part.sum(denominator[r]);
+            auto token = first + r * Part::slots + part.slot;
+            if (token < tokens.count) {
+                auto row = tokens.row(token);
+                auto inverse = 1 / total;
+#pragma unroll
+                for (int i = 0; i < Part::columns; i++) {
+                    sum[r][i] *= inverse;
+                }
+                part.store(attention.output + output_offset(row), attention.head_size, sum[r]);
+                if (part.part == 0) {
+                    attention.log_sums[number_offset(row)] = highest[r] + log(total);
+                }
             }
         }
     }
+
+    /// The gradient of the queries from `first` on; leaves the products of output and gradient.
+    template <int Rows>
+    __device__ void query_gradients(const AttentionBackward<T> &backward, int first) {
+        T query[Rows][Part::columns], upper[Rows][Part::columns], sum[Rows][Part::columns];
+        T log_sum[Rows], product[Rows];
+        auto size = attention.head_size;
+#pragma unroll
+        for (int r = 0; r < Rows; r++) {
+            auto token = first + r * Part::slots + part.slot;
+            auto row = tokens.row(min(token, tokens.count - 1));
+            part.load(attention.output + output_offset(row), size, query[r]);
+            part.load(backward.gradient + output_offset(row), size, upper[r]);
+            product[r] = part.sum(part.partial_dot(query[r], upper[r]));
+            part.load(attention.qkv + offset(row, 0), size, query[r]);
+            log_sum[r] = attention.log_sums[number_offset(row)];
+            if (part.part == 0 && token < tokens.count) {
+                backward.products[number_offset(row)] = product[r];
+            }
+#pragma unroll
+            for (int i = 0; i < Part::columns; i++) {
+                sum[r][i] = 0;
+            }
+        }
+        for (int begin = 0; begin < tokens.count; begin += Part::chunk) {
+            auto count = min(Part::chunk, tokens.count - begin);
+            load_keys_and_values(begin, count);
+            for (int j = 0; j < count; j += Part::lanes) {
+                T parts[Rows][Part::lanes], change[Rows];
+                auto factor = j + part.part < count ? shared.first_number[j + part.part] : T(0);
+#pragma unroll
+                for (int k = 0; k < Part::lanes; k++) {
+                    T key[Part::columns];
+                    part.read(shared.first + min(j + k, count - 1) * Part::size, key);
+#pragma unroll
+                    for (int r = 0; r < Rows; r++) {
+                        parts[r][k] = part.partial_dot(query[r], key);
+                    }
+                }
+#pragma unroll
+                for (int r = 0; r < Rows; r++) {
+                    auto score = part.sum_of_part(parts[r]) * attention.scale;
+                    change[r] = factor * exp(score - log_sum[r]);
+                }
+#pragma unroll
+                for (int k = 0; k < Part::lanes; k++) {
+                    T value[Part::columns];
+                    part.read(shared.second + min(j + k, count - 1) * Part::size, value);
+#pragma unroll
+                    for (int r = 0; r < Rows; r++) {
+                        parts[r][k] = part.partial_dot(upper[r], value);
+                    }
+                }
+#pragma unroll
+                for (int r = 0; r < Rows; r++) {
+                    change[r] *= part.sum_of_part(parts[r]) - product[r];
+                }
+#pragma unroll
+                for (int k = 0; k < Part::lanes; k++) {
+                    T key[Part::columns];
+                    part.read(shared.first + min(j + k, count - 1) * Part::size, key);
+#pragma unroll
+                    for (int r = 0; r < Rows; r++) {
+                        auto c = part.from(change[r], k);
+#pragma unroll
+                        for (int i = 0; i < Part::columns; i++) {
+                            sum[r][i] += c * key[i];
+                        }
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < Rows; r++) {
+            auto token = first + r * Part::slots + part.slot;
+            if (token < tokens.count) {
+#pragma unroll
+                for (int i = 0; i < Part::columns; i++) {
+                    sum[r][i] *= attention.scale;
+                }
+                part.store(backward.grad_qkv + offset(tokens.row(token), 0), size, sum[r]);
+            }
+        }
+    }
+
+    __device__ void
+    load_queries_and_gradients(const AttentionBackward<T> &backward, int begin, int count) {
+        if (loaded == begin) {
+            return;
+        }
+        __syncwarp();
+        auto size = attention.head_size;
+        shared.fill(
+            shared.first, attention.qkv + offset(0, 0), 3 * width(), tokens, begin, count, size
+        );
+        shared.fill(
+            shared.second, backward.gradient + output_offset(0), width(), tokens, begin, count, size
+        );
+        for (int i = threadIdx.x % 32; i < count; i += 32) {
+            auto number = number_offset(tokens.row(begin + i));
+            shared.first_number[i] = attention.log_sums[number];
+            shared.second_number[i] = backward.products[number];
+        }
+        loaded = begin;
+        __syncwarp();
+    }
+
+    /// The gradients of the keys and values from `first` on, and of the logarithms of their
+    /// factors.
+    template <int Rows>
+    __device__ void key_gradients(const AttentionBackward<T> &backward, int first) {
+        T key[Rows][Part::columns], value[Rows][Part::columns];
+        T key_sum[Rows][Part::columns], value_sum[Rows][Part::columns];
+        T factor[Rows], changes[Rows];
+        auto size = attention.head_size;
+#pragma unroll
+        for (int r = 0; r < Rows; r++) {
+            auto row = tokens.row(min(first + r * Part::slots + part.slot, tokens.count - 1));
+            part.load(attention.qkv + offset(row, 1), size, key[r]);
+            part.load(attention.qkv + offset(row, 2), size, value[r]);
+            factor[r] = factor_of(attention, row);
+            changes[r] = 0;
+#pragma unroll
+            for (int i = 0; i < Part::columns; i++) {
+                key_sum[r][i] = 0;
+                value_sum[r][i] = 0;
+            }
+        }
+        for (int begin = 0; begin < tokens.count; begin += Part::chunk) {
+            auto count = min(Part::chunk, tokens.count - begin);
+            load_queries_and_gradients(backward, begin, count);
+            for (int j = 0; j < count; j += Part::lanes) {
+                T parts[Rows][Part::lanes], weight[Rows], change[Rows];
+                auto valid = j + part.part < count;
+                auto mine = min(j + part.part, count - 1);
+                auto log_sum = shared.first_number[mine], product = shared.second_number[mine];
+#pragma unroll
+                for (int k = 0; k < Part::lanes; k++) {
+                    T query[Part::columns];
+                    part.read(shared.first + min(j + k, count - 1) * Part::size, query);
+#pragma unroll
+                    for (int r = 0; r < Rows; r++) {
+                        parts[r][k] = part.partial_dot(query, key[r]);
+                    }
+                }
+#pragma unroll
+                for (int r = 0; r < Rows; r++) {
+                    auto score = part.sum_of_part(parts[r]) * attention.scale;
+                    weight[r] = valid ? factor[r] * exp(score - log_sum) : T(0);
+                }
+#pragma unroll
+                for (int k = 0; k < Part::lanes; k++) {
+                    T upper[Part::columns];
+                    part.read(shared.second + min(j + k, count - 1) * Part::size, upper);
+#pragma unroll
+                    for (int r = 0; r < Rows; r++) {
+                        parts[r][k] = part.partial_dot(upper, value[r]);
+                        auto w = part.from(weight[r], k);
+#pragma unroll
+                        for (int i = 0; i < Part::columns; i++) {
+                            value_sum[r][i] += w * upper[i];
+                        }
+                    }
+                }
+#pragma unroll
+                for (int r = 0; r < Rows; r++) {
+                    change[r] = weight[r] * (part.sum_of_part(parts[r]) - product);
+                    changes[r] += change[r];
+                }
+#pragma unroll
+                for (int k = 0; k < Part::lanes; k++) {
+                    T query[Part::columns];
+                    part.read(shared.first + min(j + k, count - 1) * Part::size, query);
+#pragma unroll
+                    for (int r = 0; r < Rows; r++) {
+                        auto c = part.from(change[r], k);
+#pragma unroll
+                        for (int i = 0; i < Part::columns; i++) {
+                            key_sum[r][i] += c * query[i];
+                        }
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < Rows; r++) {
+            auto total = part.sum(changes[r]);
+            auto token = first + r * Part::slots + part.slot;
+            if (token < tokens.count) {
+                auto row = tokens.row(token);
+#pragma unroll
+                for (int i = 0; i < Part::columns; i++) {
+                    key_sum[r][i] *= attention.scale;
+                }
+                part.store(backward.grad_qkv + offset(row, 1), size, key_sum[r]);
+                part.store(backward.grad_qkv + offset(row, 2), size, value_sum[r]);
+                if (part.part == 0) {
+                    backward.grad_log_factors[number_offset(row)] = total;
+                }
+            }
+        }
+    }
+};
+
+/// Rows for each lane, as many as leave room for three blocks in the registers of a multiprocessor.
+template <class T, class Part> struct Rows {
+    static constexpr int of(int numbers) {
+        auto registers = static_cast<int>(sizeof(T)) / 4 * numbers;
+        return registers > 57 ? 1 : 115 / registers;
+    }
+
+    static constexpr int forward = of(2 * Part::columns + Part::lanes + 3);
+    static constexpr int queries = of(3 * Part::columns + Part::lanes + 4);
+    static constexpr int keys = of(4 * Part::columns + Part::lanes + 4);
+};
+
+/// Calls `work` with `std::integral_constant<int, rows>()`, so that it is compiled for each.
+template <int Lowest, int Highest, class Work> __device__ void with_rows(int rows, Work work) {
+    if constexpr (Lowest < Highest) {
+        if (rows > Lowest) {
+            with_rows<Lowest + 1, Highest>(rows, work);
+            return;
+        }
+    }
+    work(std::integral_constant<int, Lowest>());
 }
 
-template <class T, int Size, int Lanes>
-__global__ void __launch_bounds__(threads) backward_kernel(AttentionBackward<T> backward) {
-    using Part = Head<T, Size, Lanes>;
-    extern __shared__ __align__(16) unsigned char memory[];
-    auto *first_matrix = reinterpret_cast<T *>(memory);
-    auto *second_matrix = first_matrix + chunk<T> * group_width;
-    // of keys the factors; of queries, for each head, the logarithms of the denominators and the
-    // products of output and gradient
-    auto *numbers = second_matrix + chunk<T> * group_width;
-
-    const auto &attention = backward.forward;
-    auto tokens = AtomTokens<T>(attention, blockIdx.x);
-    auto first_head = static_cast<int>(blockIdx.y) * Part::heads;
-    auto heads = min(Part::heads, attention.heads - first_head);
-    auto size = attention.head_size;
-    int64_t width = static_cast<int64_t>(attention.heads) * size;
-    auto *group = attention.qkv + first_head * size;
-    auto *group_gradient = backward.gradient + first_head * size;
-    auto *group_result = backward.grad_qkv + first_head * size;
-    auto part = Part{static_cast<int>(threadIdx.x) % Lanes};
-    auto items = tokens.count * heads;
-    auto loaded = -1;
-
-    // queries
-    for (int first_item = 0; first_item < items; first_item += threads / Lanes) {
-        auto item = first_item + static_cast<int>(threadIdx.x) / Lanes;
-        auto active = item < items;
-        auto head = active ? item / tokens.count : 0;
-        auto row = tokens.row(active ? item % tokens.count : 0);
-        T query[Part::local], upper[Part::local], sum[Part::local] = {};
-        part.load(attention.output + row * width + (first_head + head) * size, size, query);
-        part.load(group_gradient + row * width + head * size, size, upper);
-        auto product = part.dot(query, upper);
-        auto number = row * attention.heads + first_head + head;
-        auto log_sum = attention.log_sums[number];
-        if (active && part.part == 0) {
-            backward.products[number] = product;
-        }
-        part.load(group + row * 3 * width + head * size, size, query);
-        for (int first = 0; first < tokens.count; first += chunk<T>) {
-            auto count = min(chunk<T>, tokens.count - first);
-            if (loaded != first) {
-                __syncthreads();
-                fill<T, Size>(first_matrix, group + width, 3 * width, tokens, first, heads, size);
-                fill<T, Size>(
-                    second_matrix, group + 2 * width, 3 * width, tokens, first, heads, size
+/// Calls `work(rows, first)` so that all tokens have their turn, with the fewest rows that do it in
+/// the fewest turns.
+template <int Highest, int Slots, class Work> __device__ void for_all_tokens(int count, Work work) {
+    auto turns = (count + Slots * Highest - 1) / (Slots * Highest);
+    auto needed = (count + Slots * turns - 1) / (Slots * turns);
+    // one row takes about as long as two
+    with_rows < Highest<2 ? Highest : 2, Highest>(
+                    needed,
+                    [&](auto rows) {
+                        for (int first = 0; first < count; first += rows * Slots) {
+                            work(rows, first);
+                        }
+                    }
                 );
-                for (int i = threadIdx.x; i < count; i += threads) {
-                    numbers[i] = factor_of(attention, tokens.row(first + i));
-                }
-                loaded = first;
-                __syncthreads();
-            }
-#pragma unroll 2
-            for (int j = 0; j < count; j++) {
-                T key[Part::local], value[Part::local];
-                part.read(first_matrix + j * group_width + head * Size, key);
-                part.read(second_matrix + j * group_width + head * Size, value);
-                auto score = part.dot(query, key) * attention.scale;
-                auto weight = numbers[j] * exp(score - log_sum);
-                auto change = weight * (part.dot(upper, value) - product);
-#pragma unroll
-                for (int i = 0; i < Part::local; i++) {
-                    sum[i] += change * key[i];
-                }
-            }
-        }
-        if (active) {
-            for (auto &x : sum) {
-                x *= attention.scale;
-            }
-            part.store(group_result + row * 3 * width + head * size, size, sum);
-        }
-    }
+}
 
-    // keys and values
-    loaded = -1;
-    auto *log_sums = numbers;
-    auto *products = numbers + chunk<T> * Part::heads;
-    for (int first_item = 0; first_item < items; first_item += threads / Lanes) {
-        auto item = first_item + static_cast<int>(threadIdx.x) / Lanes;
-        auto active = item < items;
-        auto head = active ? item / tokens.count : 0;
-        auto row = tokens.row(active ? item % tokens.count : 0);
-        T key[Part::local], value[Part::local];
-        T key_sum[Part::local] = {}, value_sum[Part::local] = {}, changes = 0;
-        part.load(group + width + row * 3 * width + head * size, size, key);
-        part.load(group + 2 * width + row * 3 * width + head * size, size, value);
-        auto factor = factor_of(attention, row);
-        for (int first = 0; first < tokens.count; first += chunk<T>) {
-            auto count = min(chunk<T>, tokens.count - first);
-            if (loaded != first) {
-                __syncthreads();
-                fill<T, Size>(first_matrix, group, 3 * width, tokens, first, heads, size);
-                fill<T, Size>(second_matrix, group_gradient, width, tokens, first, heads, size);
-                for (int i = threadIdx.x; i < count * heads; i += threads) {
-                    auto number = tokens.row(first + i / heads) * attention.heads + first_head;
-                    log_sums[i / heads * Part::heads + i % heads] =
-                        attention.log_sums[number + i % heads];
-                    products[i / heads * Part::heads + i % heads] =
-                        backward.products[number + i % heads];
-                }
-                loaded = first;
-                __syncthreads();
-            }
-#pragma unroll 2
-            for (int j = 0; j < count; j++) {
-                T query[Part::local], upper[Part::local];
-                part.read(first_matrix + j * group_width + head * Size, query);
-                part.read(second_matrix + j * group_width + head * Size, upper);
-                auto score = part.dot(query, key) * attention.scale;
-                auto weight = factor * exp(score - log_sums[j * Part::heads + head]);
-                auto change = weight * (part.dot(upper, value) - products[j * Part::heads + head]);
-                changes += change;
-#pragma unroll
-                for (int i = 0; i < Part::local; i++) {
-                    value_sum[i] += weight * upper[i];
-                    key_sum[i] += change * query[i];
-                }
-            }
-        }
-        if (active) {
-            for (auto &x : key_sum) {
-                x *= attention.scale;
-            }
-            part.store(group_result + width + row * 3 * width + head * size, size, key_sum);
-            part.store(group_result + 2 * width + row * 3 * width + head * size, size, value_sum);
-            if (part.part == 0) {
-                backward.grad_log_factors[row * attention.heads + first_head + head] = changes;
-            }
-        }
+template <class T, class Part>
+__global__ void __launch_bounds__(32 * warps, resident_blocks) forward_kernel(
+    Attention<T> attention, int64_t count
+) {
+    auto index = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.x / 32;
+    if (index >= count) {
+        return;
     }
+    auto problem = Problem<T, Part>(
+        attention, index / attention.heads, static_cast<int>(index % attention.heads)
+    );
+    for_all_tokens<Rows<T, Part>::forward, Part::slots>(
+        problem.tokens.count,
+        [&](auto rows, int first) { problem.template attend<decltype(rows)::value>(first); }
+    );
+}
+
+template <class T, class Part>
+__global__ void __launch_bounds__(32 * warps, resident_blocks) backward_kernel(
+    AttentionBackward<T> backward, int64_t count
+) {
+    auto index = static_cast<int64_t>(blockIdx.x) * warps + threadIdx.x / 32;
+    if (index >= count) {
+        return;
+    }
+    const auto &attention = backward.forward;
+    auto problem = Problem<T, Part>(
+        attention, index / attention.heads, static_cast<int>(index % attention.heads)
+    );
+    for_all_tokens<Rows<T, Part>::queries, Part::slots>(
+        problem.tokens.count, [&](auto rows, int first) {
+            problem.template query_gradients<decltype(rows)::value>(backward, first);
+        }
+    );
+    problem.loaded = -1;
+    for_all_tokens<Rows<T, Part>::keys, Part::slots>(
+        problem.tokens.count, [&](auto rows, int first) {
+            problem.template key_gradients<decltype(rows)::value>(backward, first);
+        }
+    );
 }
 
 inline void check(cudaError_t status) {
@@ -343,68 +610,39 @@ inline void check(cudaError_t status) {
     }
 }
 
-template <class Kernel, class Arguments>
-void launch(
-    Kernel kernel,
-    const Arguments &arguments,
-    int64_t atoms,
-    int groups,
-    size_t memory,
-    void *stream
-) {
+template <class Part, class T, class Kernel, class Arguments>
+void launch(Kernel kernel, const Arguments &arguments, int64_t count, void *stream) {
+    constexpr auto memory = warps * Shared<T, Part>::bytes;
     check(cudaFuncSetAttribute(
         kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(memory)
     ));
-    auto grid = dim3(static_cast<unsigned>(atoms), static_cast<unsigned>(groups));
-    kernel<<<grid, threads, memory, static_cast<cudaStream_t>(stream)>>>(arguments);
+    auto blocks = static_cast<unsigned>((count + warps - 1) / warps);
+    kernel<<<blocks, 32 * warps, memory, static_cast<cudaStream_t>(stream)>>>(arguments, count);
     check(cudaGetLastError());
 }
 
-/// Lanes for one token of a head of this size, of which each has up to `columns` columns.
-constexpr int lanes_for(int size, int columns) {
-    return size <= columns ? 1 : size / columns;
+template <class T, class Part> void launch_part(const Attention<T> &attention, void *stream) {
+    launch<Part, T>(forward_kernel<T, Part>, attention, attention.atoms * attention.heads, stream);
 }
 
-template <class T, int Size> void launch_size(const Attention<T> &attention, void *stream) {
-    constexpr int lanes = lanes_for(Size, sizeof(T) == 4 ? 32 : 16);
-    constexpr int heads = group_width / Size;
-    constexpr size_t memory = sizeof(T) * chunk<T> * (2 * group_width + 1);
-    launch(
-        forward_kernel<T, Size, lanes>,
-        attention,
-        attention.atoms,
-        (attention.heads + heads - 1) / heads,
-        memory,
-        stream
-    );
-}
-
-template <class T, int Size> void launch_size(const AttentionBackward<T> &attention, void *stream) {
-    constexpr int lanes = lanes_for(Size, sizeof(T) == 4 ? 16 : 8);
-    constexpr int heads = group_width / Size;
-    constexpr size_t memory = sizeof(T) * chunk<T> * (2 * group_width + 2 * heads);
-    launch(
-        backward_kernel<T, Size, lanes>,
-        attention,
-        attention.forward.atoms,
-        (attention.forward.heads + heads - 1) / heads,
-        memory,
-        stream
-    );
+template <class T, class Part>
+void launch_part(const AttentionBackward<T> &attention, void *stream) {
+    auto count = attention.forward.atoms * attention.forward.heads;
+    launch<Part, T>(backward_kernel<T, Part>, attention, count, stream);
 }
 
 template <class T, class Arguments>
 void launch_head_size(int head_size, const Arguments &arguments, void *stream) {
-    if (head_size <= 8) {
-        launch_size<T, 8>(arguments, stream);
-    } else if (head_size <= 16) {
-        launch_size<T, 16>(arguments, stream);
+    if (head_size <= 16) {
+        launch_part<T, Head<T, 8, 2>>(arguments, stream);
     } else if (head_size <= 32) {
-        launch_size<T, 32>(arguments, stream);
+        launch_part<T, Head<T, 8, 4>>(arguments, stream);
+    } else if (head_size <= 48) {
+        launch_part<T, Head<T, 12, 4>>(arguments, stream);
     } else if (head_size <= 64) {
-        launch_size<T, 64>(arguments, stream);
+        launch_part<T, Head<T, 8, 8>>(arguments, stream);
     } else {
-        launch_size<T, 128>(arguments, stream);
+        launch_part<T, Head<T, 16, 8>>(arguments, stream);
     }
 }
 

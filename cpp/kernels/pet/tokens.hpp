@@ -398,4 +398,18 @@ template <class T> struct AverageReversed {
     }
 };
 
+template <class T> struct Sum {
+    const T *first, *second, *third;
+    int width;
+    T *output;
+
+    template <class Lanes>
+    METATOMIC_TC_HOST_DEVICE void operator()(int64_t row, Lanes lanes) const {
+        auto begin = row * width;
+        for (int c = lanes.index(); c < width; c += lanes.count) {
+            output[begin + c] = first[begin + c] + second[begin + c] + third[begin + c];
+        }
+    }
+};
+
 } // namespace metatomic_tc::pet

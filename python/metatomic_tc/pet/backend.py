@@ -200,7 +200,7 @@ class FlatPETBackend(torch.nn.Module):
                 normed = torch.ops.metatomic_tc.pet_reversed_pair_norm(
                     edges, reverse, norm.weight, norm.bias, norm.epsilon(edges.dtype)
                 )
-                messages = messages + edges + mlp(normed)
+                messages = torch.ops.metatomic_tc.pet_sum(messages, edges, mlp(normed))
             node_features.append(nodes)
             edge_features.append(messages)
         else:

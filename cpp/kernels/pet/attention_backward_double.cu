@@ -2,7 +2,6 @@
 
 namespace metatomic_tc::pet {
 
-template void launch_attention(const Attention<double> &, void *);
 template void launch_attention(const AttentionBackward<double> &, void *);
 
 } // namespace metatomic_tc::pet

@@ -3,6 +3,5 @@
 namespace metatomic_tc::pet {
 
 template void launch_attention(const Attention<float> &, void *);
-template void launch_attention(const AttentionBackward<float> &, void *);
 
 } // namespace metatomic_tc::pet
