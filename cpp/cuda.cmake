@@ -63,8 +63,12 @@ target_sources(metatomic_tc PRIVATE
     kernels/wgmma.cpp
     kernels/wgmma_bf16x6_128.cu
     kernels/wgmma_bf16x6_64.cu
+    kernels/wgmma_bf16x6_two_parts_128.cu
+    kernels/wgmma_bf16x6_two_parts_64.cu
     kernels/wgmma_bf16x9_128.cu
     kernels/wgmma_bf16x9_64.cu
+    kernels/wgmma_bf16x9_two_parts_128.cu
+    kernels/wgmma_bf16x9_two_parts_64.cu
     kernels/wgmma_fp16x3_128.cu
     kernels/wgmma_fp16x3_64.cu
     kernels/wgmma_tf32x3_128.cu

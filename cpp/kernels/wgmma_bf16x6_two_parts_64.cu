@@ -1,0 +1,7 @@
+#include "wgmma_launch.cuh"
+
+namespace metatomic_tc::wgmma {
+
+METATOMIC_TC_INSTANTIATE_WGMMA(Bf16x6TwoParts, 64);
+
+} // namespace metatomic_tc::wgmma
