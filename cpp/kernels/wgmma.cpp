@@ -26,8 +26,7 @@ template <typename Mode> Functions functions(int tile_n) {
 Functions functions(Implementation implementation, int tile_n, int64_t K) {
     switch (implementation) {
     case Implementation::wgmma_tf32x3:
-        return K < 128 || K >= 1024 ? functions<Tf32x3TwoParts>(tile_n)
-                                    : functions<Tf32x3>(tile_n);
+        return K < 128 || K >= 1024 ? functions<Tf32x3TwoParts>(tile_n) : functions<Tf32x3>(tile_n);
     case Implementation::wgmma_fp16x3:
         return functions<Fp16x3>(tile_n);
     case Implementation::wgmma_bf16x6:
