@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "cuda_status.hpp"
 #include "wgmma_modes.hpp"
 
 namespace metatomic_tc::wgmma {
@@ -139,12 +140,15 @@ CUtensorMap rows_map(const float *rows, int64_t M, int64_t K, int64_t ld) {
 }
 
 int multiprocessors() {
-    auto device = 0, count = 0;
-    if (cudaGetDevice(&device) != cudaSuccess ||
-        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) {
-        throw std::runtime_error("CUDA does not say how many multiprocessors this GPU has.");
-    }
-    return count;
+    static auto counts = PerDevice<int>();
+    return counts([](int device) {
+        auto count = 0;
+        check(
+            cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
+            "asking for the number of multiprocessors"
+        );
+        return count;
+    });
 }
 
 } // namespace metatomic_tc::wgmma
