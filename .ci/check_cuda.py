@@ -2,9 +2,9 @@
 
     check_cuda.py libmetatomic_tc.so 80 90a 100
 
-For every architecture: the library holds TF32x3, BF16x6 and BF16x9 kernels for it, for 90a also
-those by wgmma and FP16x3, and each of them has Tensor Core instructions on the operands of its
-name, a multiple of the number of its products.
+For every architecture: the library holds TF32x3 kernels for it, BF16x6 and BF16x9 ones except for
+compute capability 10.x and 11.x, for 90a also those by wgmma and FP16x3, and each of them has
+Tensor Core instructions on the operands of its name, a multiple of the number of its products.
 Needs `cuobjdump` and `nvdisasm` of the CUDA toolkit on PATH.
 """
 
@@ -48,9 +48,9 @@ FAMILIES = {
         re.compile(r"\b(?:HMMA|HGMMA|UTCHMMA|UTCQMMA)\.\S*TF32\S*"),
         3,
     ),
-    "BF16x6": bf16(6),
-    "BF16x9": bf16(9),
 }
+#: empty for compute capability 10.x and 11.x, where cuBLAS has BF16x9
+BF16_FAMILIES = {"BF16x6": bf16(6), "BF16x9": bf16(9)}
 #: only for compute capability 9.0a
 WGMMA_FAMILIES = {
     "wgmma TF32x3": wgmma("Tf32x3", r"8\.F32\.TF32", 3),
@@ -62,7 +62,12 @@ WGMMA_FAMILIES = {
 
 
 def families(architecture):
-    return FAMILIES | WGMMA_FAMILIES if architecture == "90a" else FAMILIES
+    result = dict(FAMILIES)
+    if not architecture.startswith(("10", "11")):
+        result |= BF16_FAMILIES
+    if architecture == "90a":
+        result |= WGMMA_FAMILIES
+    return result
 
 
 def tensor_core_instructions(library, architecture):
@@ -115,11 +120,10 @@ def check(library, architecture):
 
 def main(library, *architectures):
     numbers = {architecture: check(library, architecture) for architecture in architectures}
-    for found in numbers.values():
-        for family in WGMMA_FAMILIES:
-            found.pop(family, None)
-    if any(number != numbers[architectures[0]] for number in numbers.values()):
-        sys.exit(f"not every architecture has the same number of kernels: {numbers}")
+    for family in FAMILIES | BF16_FAMILIES:
+        found = {a: counts[family] for a, counts in numbers.items() if family in counts}
+        if len(set(found.values())) > 1:
+            sys.exit(f"not every architecture has the same number of {family} kernels: {found}")
 
 
 if __name__ == "__main__":

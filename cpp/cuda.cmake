@@ -36,29 +36,15 @@ endif()
 
 target_sources(metatomic_tc PRIVATE
     kernels/cublas.cpp
-    kernels/cutlass_3xtf32.cu
-    kernels/cutlass_3xtf32_128x64_plain.cu
-    kernels/cutlass_3xtf32_128x64_sliced_k_plain.cu
-    kernels/cutlass_3xtf32_128x64_sliced_k_transposed.cu
-    kernels/cutlass_3xtf32_128x64_transposed.cu
-    kernels/cutlass_3xtf32_64x64_sliced_k_plain.cu
-    kernels/cutlass_3xtf32_64x64_sliced_k_transposed.cu
-    kernels/cutlass_3xtf32_64x64_sliced_k_unaligned_plain.cu
-    kernels/cutlass_3xtf32_64x64_sliced_k_unaligned_transposed.cu
+    kernels/cutlass_3xtf32.cpp
+    kernels/cutlass_3xtf32_plain.cu
+    kernels/cutlass_3xtf32_transposed.cu
     kernels/gemm_cuda.cpp
-    kernels/mma_bf16.cu
-    kernels/mma_bf16x6_128x64_plain.cu
-    kernels/mma_bf16x6_128x64_transposed.cu
-    kernels/mma_bf16x6_64x64_plain.cu
-    kernels/mma_bf16x6_64x64_transposed.cu
-    kernels/mma_bf16x6_64x64_unaligned_plain.cu
-    kernels/mma_bf16x6_64x64_unaligned_transposed.cu
-    kernels/mma_bf16x9_128x64_plain.cu
-    kernels/mma_bf16x9_128x64_transposed.cu
-    kernels/mma_bf16x9_64x64_plain.cu
-    kernels/mma_bf16x9_64x64_transposed.cu
-    kernels/mma_bf16x9_64x64_unaligned_plain.cu
-    kernels/mma_bf16x9_64x64_unaligned_transposed.cu
+    kernels/mma_bf16.cpp
+    kernels/mma_bf16x6_plain.cu
+    kernels/mma_bf16x6_transposed.cu
+    kernels/mma_bf16x9_plain.cu
+    kernels/mma_bf16x9_transposed.cu
     kernels/nonfinite.cu
     kernels/pet/attention_backward_double.cu
     kernels/pet/attention_backward_float.cu
@@ -66,16 +52,13 @@ target_sources(metatomic_tc PRIVATE
     kernels/pet/attention_forward_float.cu
     kernels/pet/rows.cu
     kernels/wgmma.cpp
-    kernels/wgmma_bf16x6_128.cu
-    kernels/wgmma_bf16x6_64.cu
-    kernels/wgmma_bf16x9_128.cu
-    kernels/wgmma_bf16x9_64.cu
-    kernels/wgmma_fp16x3_128.cu
-    kernels/wgmma_fp16x3_64.cu
-    kernels/wgmma_tf32x3_128.cu
-    kernels/wgmma_tf32x3_64.cu
-    kernels/wgmma_tf32x3_two_parts_128.cu
-    kernels/wgmma_tf32x3_two_parts_64.cu
+    kernels/wgmma_bf16x6.cu
+    kernels/wgmma_bf16x6_two_parts.cu
+    kernels/wgmma_bf16x9.cu
+    kernels/wgmma_bf16x9_two_parts.cu
+    kernels/wgmma_fp16x3.cu
+    kernels/wgmma_tf32x3.cu
+    kernels/wgmma_tf32x3_two_parts.cu
 )
 target_include_directories(metatomic_tc PRIVATE
     ${CUTLASS_INCLUDE_DIR} ${CUBLASLT_INCLUDE_DIR})

@@ -1,4 +1,5 @@
-// One CUTLASS 3xTF32 GEMM; each `cutlass_3xtf32_*.cu` instantiates it for one tile and layout.
+// CUTLASS 3xTF32 GEMMs; `cutlass_3xtf32_*.cu` instantiate them for one layout each, in few files
+// since the headers take far longer to compile than a kernel.
 //
 // CUTLASS truncates the high part of an operand. Its low part is then never negative and the
 // dropped product lo·lo has a bias of 4 in units of 2⁻²⁴·|a·b|, which on data of one sign exceeds
@@ -9,6 +10,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 
 #include "cutlass/cutlass.h"
 #include "cutlass/numeric_conversion.h"
@@ -43,7 +45,7 @@ struct NumericConverterFastF32<
 
 #include "cutlass/gemm/device/gemm.h"
 
-#include "metatomic_tc/gemm.hpp"
+#include "cutlass_3xtf32.hpp"
 
 namespace metatomic_tc::cutlass_3xtf32 {
 
@@ -159,19 +161,33 @@ using Warp64x32 = cutlass::gemm::GemmShape<64, 32, 16>;
 using Threadblock128x64SlicedK = cutlass::gemm::GemmShape<128, 64, 32>;
 using Threadblock64x64SlicedK = cutlass::gemm::GemmShape<64, 64, 32>;
 using Warp32x32 = cutlass::gemm::GemmShape<32, 32, 16>;
-using Transposed = cutlass::layout::ColumnMajor;
-using Plain = cutlass::layout::RowMajor;
 
-#define METATOMIC_TC_RUN(Threadblock, Warp, Stages, Alignment, LayoutB)                            \
-    void run<Threadblock, Warp, Stages, Alignment, LayoutB>(Gemm const &, int *, cudaStream_t)
+/// Vector loads of four floats need 16-byte addresses in every row of every operand.
+inline bool is_aligned(const Gemm &problem) {
+    auto aligned = [](const float *pointer) {
+        return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+    };
+    return problem.K % 4 == 0 && problem.N % 4 == 0 && problem.lda % 4 == 0 &&
+           problem.ldb % 4 == 0 && problem.ldc % 4 == 0 && aligned(problem.A) &&
+           aligned(problem.B) && aligned(problem.C) && aligned(problem.bias);
+}
 
-extern template METATOMIC_TC_RUN(Threadblock128x64, Warp64x32, 3, 4, Transposed);
-extern template METATOMIC_TC_RUN(Threadblock128x64, Warp64x32, 3, 4, Plain);
-extern template METATOMIC_TC_RUN(Threadblock128x64SlicedK, Warp64x32, 3, 4, Transposed);
-extern template METATOMIC_TC_RUN(Threadblock128x64SlicedK, Warp64x32, 3, 4, Plain);
-extern template METATOMIC_TC_RUN(Threadblock64x64SlicedK, Warp32x32, 4, 4, Transposed);
-extern template METATOMIC_TC_RUN(Threadblock64x64SlicedK, Warp32x32, 4, 4, Plain);
-extern template METATOMIC_TC_RUN(Threadblock64x64SlicedK, Warp32x32, 4, 1, Transposed);
-extern template METATOMIC_TC_RUN(Threadblock64x64SlicedK, Warp32x32, 4, 1, Plain);
+template <bool TransposeB>
+void run_layout(
+    Implementation implementation, const Gemm &problem, int *nonfinite, cudaStream_t stream
+) {
+    using Transposed = cutlass::layout::ColumnMajor;
+    using Plain = cutlass::layout::RowMajor;
+    using LayoutB = std::conditional_t<TransposeB, Transposed, Plain>;
+    if (!is_aligned(problem)) {
+        run<Threadblock64x64SlicedK, Warp32x32, 4, 1, LayoutB>(problem, nonfinite, stream);
+    } else if (implementation == Implementation::cutlass_3xtf32_128x64) {
+        run<Threadblock128x64, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
+    } else if (implementation == Implementation::cutlass_3xtf32_128x64_sliced_k) {
+        run<Threadblock128x64SlicedK, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
+    } else {
+        run<Threadblock64x64SlicedK, Warp32x32, 4, 4, LayoutB>(problem, nonfinite, stream);
+    }
+}
 
 } // namespace metatomic_tc::cutlass_3xtf32

@@ -31,20 +31,19 @@ std::size_t gemm_workspace_size(Implementation implementation, const Gemm &probl
     case Implementation::cublas_bf16x9_performant:
     case Implementation::cublas_bf16x9_eager:
         return cublas::workspace_size;
-    case Implementation::cutlass_3xtf32_128x64:
-    case Implementation::cutlass_3xtf32_128x64_sliced_k:
-    case Implementation::cutlass_3xtf32_64x64_sliced_k:
-        return cutlass_3xtf32::workspace_size;
     case Implementation::wgmma_tf32x3:
     case Implementation::wgmma_fp16x3:
     case Implementation::wgmma_bf16x6:
     case Implementation::wgmma_bf16x9:
         return wgmma::workspace_size(implementation, problem);
+    case Implementation::cutlass_3xtf32_128x64:
+    case Implementation::cutlass_3xtf32_128x64_sliced_k:
+    case Implementation::cutlass_3xtf32_64x64_sliced_k:
     case Implementation::mma_bf16x6_128x64:
     case Implementation::mma_bf16x6_64x64:
     case Implementation::mma_bf16x9_128x64:
     case Implementation::mma_bf16x9_64x64:
-        return mma_bf16::workspace_size;
+        return nonfinite::workspace_size;
     case Implementation::cpu_fp32:
     case Implementation::cpu_emulated:
         break;

@@ -1,5 +1,5 @@
-// One GEMM of BF16 slices with `mma.sync`; each `mma_bf16_*.cu` instantiates it for one number of
-// products, tile and layout.
+// GEMMs of BF16 slices with `mma.sync`; each `mma_bf16x*.cu` instantiates them for one number of
+// products and layout.
 //
 // An FP32 number is the sum of three BF16 slices, each the nearest to what the ones before it
 // leave. The products of slices go from the smallest to the largest into a sum that starts at zero
@@ -23,7 +23,7 @@
 
 #include <cuda_runtime.h>
 
-#include "metatomic_tc/gemm.hpp"
+#include "mma_bf16.hpp"
 
 namespace metatomic_tc::mma_bf16 {
 
@@ -292,6 +292,10 @@ __device__ inline bool store(float *outputs, int left, float first, float second
 /// loads and stores.
 template <int Products, int TileM, bool TransposeB, bool Aligned>
 __global__ void __launch_bounds__(threads, 2) multiply_kernel(const Gemm problem, int *nonfinite) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && __CUDA_ARCH__ < 1200
+    // the dispatch table has other kernels for these
+    __trap();
+#else
     constexpr int fragments = TileM / (warps * mma_m);
     // Four sums at a time: an `mma.sync` need not wait for the one before.
     constexpr int columns = 4 / fragments;
@@ -415,6 +419,7 @@ __global__ void __launch_bounds__(threads, 2) multiply_kernel(const Gemm problem
     if (!finite) {
         *nonfinite = 1;
     }
+#endif
 }
 
 /// Enqueues `problem`; the kernel sets `nonfinite` to 1 when an output is Inf or NaN.
@@ -433,20 +438,26 @@ void run(const Gemm &problem, int *nonfinite, cudaStream_t stream) {
     }
 }
 
-#define METATOMIC_TC_RUN(Products, TileM, TransposeB, Aligned)                                     \
-    void run<Products, TileM, TransposeB, Aligned>(const Gemm &, int *, cudaStream_t)
+/// Vector loads of four floats and stores of two need every row of the operands to begin at
+/// multiples of 16 and 8 bytes.
+inline bool is_aligned(const Gemm &problem) {
+    auto aligned = [](const float *pointer, uintptr_t bytes) {
+        return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
+    };
+    return problem.K % 4 == 0 && problem.N % 4 == 0 && problem.lda % 4 == 0 &&
+           problem.ldb % 4 == 0 && problem.ldc % 2 == 0 && aligned(problem.A, 16) &&
+           aligned(problem.B, 16) && aligned(problem.C, 8);
+}
 
-extern template METATOMIC_TC_RUN(6, 128, false, true);
-extern template METATOMIC_TC_RUN(6, 128, true, true);
-extern template METATOMIC_TC_RUN(6, 64, false, true);
-extern template METATOMIC_TC_RUN(6, 64, true, true);
-extern template METATOMIC_TC_RUN(6, 64, false, false);
-extern template METATOMIC_TC_RUN(6, 64, true, false);
-extern template METATOMIC_TC_RUN(9, 128, false, true);
-extern template METATOMIC_TC_RUN(9, 128, true, true);
-extern template METATOMIC_TC_RUN(9, 64, false, true);
-extern template METATOMIC_TC_RUN(9, 64, true, true);
-extern template METATOMIC_TC_RUN(9, 64, false, false);
-extern template METATOMIC_TC_RUN(9, 64, true, false);
+template <int Products, bool TransposeB>
+void run_layout(bool large_tile, const Gemm &problem, int *nonfinite, cudaStream_t stream) {
+    if (!is_aligned(problem)) {
+        run<Products, 64, TransposeB, false>(problem, nonfinite, stream);
+    } else if (large_tile) {
+        run<Products, 128, TransposeB, true>(problem, nonfinite, stream);
+    } else {
+        run<Products, 64, TransposeB, true>(problem, nonfinite, stream);
+    }
+}
 
 } // namespace metatomic_tc::mma_bf16

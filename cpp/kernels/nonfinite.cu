@@ -1,9 +1,8 @@
 #include "nonfinite.hpp"
 
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
+#include "cuda_status.hpp"
 #include "fp32_element.cuh"
 
 namespace metatomic_tc::nonfinite {
@@ -24,14 +23,6 @@ __global__ void repair_kernel(Gemm problem, const int *flag) {
         if (!isfinite(output)) {
             output = fp32_element(problem, row, column);
         }
-    }
-}
-
-void check(cudaError_t status, const char *what) {
-    if (status != cudaSuccess) {
-        throw std::runtime_error(
-            std::string("CUDA failed in ") + what + ": " + cudaGetErrorString(status)
-        );
     }
 }
 

@@ -1,10 +1,9 @@
 #pragma once
 
-// Launches the kernels of one mode and one width of tiles; instantiated once per file.
+// Launches the kernels of one mode; instantiated once per file.
 #include <algorithm>
-#include <stdexcept>
-#include <string>
 
+#include "cuda_status.hpp"
 #include "wgmma.hpp"
 #include "wgmma_kernel.cuh"
 #include "wgmma_pack.cuh"
@@ -70,14 +69,6 @@ template <typename Mode, int TileN> struct Workspace {
     }
 };
 
-inline void check(cudaError_t status, const char *what) {
-    if (status != cudaSuccess) {
-        throw std::runtime_error(
-            std::string("CUDA failed in ") + what + ": " + cudaGetErrorString(status) + "."
-        );
-    }
-}
-
 template <typename Mode, int TileN> std::size_t workspace_size(const Gemm &problem, int splits) {
     return Workspace<Mode, TileN>(problem, splits, nullptr).size;
 }
@@ -137,10 +128,14 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
     auto map = rows_map(rows, problem.M, problem.K, workspace.rows_ld);
     auto *kernel = &multiply_kernel<Mode, TileN>;
     constexpr auto bytes = shared_bytes<Mode, TileN>();
-    check(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
-        "asking for shared memory (is the library compiled for this GPU, sm_90a?)"
-    );
+    static auto has_shared_memory = PerDevice<bool>();
+    has_shared_memory([&](int) {
+        check(
+            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes),
+            "asking for shared memory (is the library compiled for this GPU, sm_90a?)"
+        );
+        return true;
+    });
     // starts while the weight is being packed, and waits for that itself; a copy in between would
     // not be waited for
     auto early = cudaLaunchAttribute();
@@ -156,8 +151,10 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
     check(cudaLaunchKernelEx(&config, kernel, map, parameters), "the product");
 }
 
-#define METATOMIC_TC_INSTANTIATE_WGMMA(Mode, TileN)                                                \
-    template std::size_t workspace_size<Mode, TileN>(const Gemm &, int);                           \
-    template void launch<Mode, TileN>(const Gemm &, int, void *, cudaStream_t)
+#define METATOMIC_TC_INSTANTIATE_WGMMA(Mode)                                                       \
+    template std::size_t workspace_size<Mode, 64>(const Gemm &, int);                              \
+    template std::size_t workspace_size<Mode, 128>(const Gemm &, int);                             \
+    template void launch<Mode, 64>(const Gemm &, int, void *, cudaStream_t);                       \
+    template void launch<Mode, 128>(const Gemm &, int, void *, cudaStream_t)
 
 } // namespace metatomic_tc::wgmma

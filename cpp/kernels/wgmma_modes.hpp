@@ -11,7 +11,9 @@ struct Tf32x3;
 struct Tf32x3TwoParts;
 struct Fp16x3;
 struct Bf16x6;
+struct Bf16x6TwoParts;
 struct Bf16x9;
+struct Bf16x9TwoParts;
 
 /// Bytes that `launch` needs.
 template <typename Mode, int TileN> std::size_t workspace_size(const Gemm &problem, int splits);

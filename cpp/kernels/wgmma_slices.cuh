@@ -227,14 +227,35 @@ struct Fp16x3 : SixteenBit {
     }
 };
 
-/// Three BF16 slices; the modes differ in their products.
-struct Bf16 : SixteenBit {
+/// Three BF16 slices and the `Products` largest of their products, in `Parts` parts as above.
+template <int Products, int Parts> struct Bf16 : SixteenBit {
     static constexpr auto element = ptx::Element::bf16;
     static constexpr int slice_count = 3;
     static constexpr bool scaled = false;
     static constexpr int stages = 5;
-    static constexpr int parts = 1;
+    static constexpr int parts = Parts;
     static constexpr int weight_row_bytes = 192;
+    __device__ static constexpr int products_in(int) {
+        return 2 * Products / Parts;
+    }
+    /// The product number `i` of a part: the small ones first.
+    __device__ static constexpr Product product(int part, int i) {
+        constexpr int instructions = 2 / Parts;
+        constexpr Product products[] = {
+            {2, 2, 0},
+            {2, 1, 0},
+            {1, 2, 0},
+            {2, 0, 0},
+            {1, 1, 0},
+            {0, 2, 0},
+            {1, 0, 0},
+            {0, 1, 0},
+            {0, 0, 0}
+        };
+        auto result = products[9 - Products + i / instructions];
+        result.instruction = part * instructions + i % instructions;
+        return result;
+    }
 
     /// Slices of two numbers.
     __device__ static void slice(float first, float second, uint32_t (&pairs)[slice_count]) {
@@ -275,40 +296,9 @@ struct Bf16 : SixteenBit {
     }
 };
 
-struct Bf16x9 : Bf16 {
-    __device__ static constexpr int products_in(int) {
-        return 18;
-    }
-    __device__ static constexpr Product product(int, int i) {
-        constexpr Product products[] = {
-            {2, 2, 0},
-            {2, 1, 0},
-            {1, 2, 0},
-            {2, 0, 0},
-            {1, 1, 0},
-            {0, 2, 0},
-            {1, 0, 0},
-            {0, 1, 0},
-            {0, 0, 0}
-        };
-        auto result = products[i / 2];
-        result.instruction = i % 2;
-        return result;
-    }
-};
-
-struct Bf16x6 : Bf16 {
-    __device__ static constexpr int products_in(int) {
-        return 12;
-    }
-    __device__ static constexpr Product product(int, int i) {
-        constexpr Product products[] = {
-            {2, 0, 0}, {1, 1, 0}, {0, 2, 0}, {1, 0, 0}, {0, 1, 0}, {0, 0, 0}
-        };
-        auto result = products[i / 2];
-        result.instruction = i % 2;
-        return result;
-    }
-};
+struct Bf16x6 : Bf16<6, 1> {};
+struct Bf16x6TwoParts : Bf16<6, 2> {};
+struct Bf16x9 : Bf16<9, 1> {};
+struct Bf16x9TwoParts : Bf16<9, 2> {};
 
 } // namespace metatomic_tc::wgmma

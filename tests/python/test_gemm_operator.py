@@ -5,6 +5,8 @@ import json
 import metatomic_tc  # noqa: F401  (loads the operators)
 import pytest
 import torch
+from metatomic_tc.bench.cases import DIRECTIONS, Case
+from metatomic_tc.bench.gemm import DATA, Comparison, operands
 
 MODES = ["tf32x3", "fp16x3", "bf16x6", "bf16x9"]
 #: width of the tiles and parts of K
@@ -77,6 +79,28 @@ def test_infinite_elements_are_those_of_fp32_in_all_tilings(mode, hopper):
         infinite = expected.isinf()
         assert torch.equal(result[infinite], expected[infinite])
         assert result[~infinite & ~expected.isnan()].isfinite().all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("data", DATA)
+@pytest.mark.parametrize("K", [32, 48, 64])
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_short_sums_are_as_accurate_as_those_of_fp32(direction, K, data, hopper):
+    generator = torch.Generator(hopper).manual_seed(0)
+    a, w = operands(Case(17280, 256, K, direction, None, []), data, generator)
+    compare = Comparison(a, w, direction, generator)
+
+    def errors(mode):
+        if direction == "forward":
+            return compare(torch.ops.metatomic_tc.linear(a, w, None, mode))
+        return compare(torch.ops.metatomic_tc.linear_input_gradient(a, w, mode))
+
+    native = errors("fp32")
+    for mode in MODES:
+        found = errors(mode)
+        assert found["error_rms"] <= native["error_rms"], mode
+        # the largest of a million, which is up to chance
+        assert found["error_max"] <= 1.2 * native["error_max"], mode
 
 
 @pytest.mark.gpu

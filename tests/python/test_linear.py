@@ -786,6 +786,19 @@ def test_the_table_decides_what_is_selected():
             assert selected == first
 
 
+def test_short_sums_of_two_slices_on_hopper_are_computed_more_accurately():
+    select = torch.ops.metatomic_tc.select_implementation
+
+    def selected(mode, K):
+        return select(mode, True, 90, 13000, 512, 512, K)
+
+    for K in (MINIMUM, 64):
+        assert selected("tf32x3", K) == selected("bf16x6", K) == "wgmma-bf16x6"
+        assert selected("fp16x3", K) == selected("fp32", K)
+    for mode in ("tf32x3", "fp16x3", "bf16x6", "bf16x9"):
+        assert selected(mode, 65) == f"wgmma-{mode}"
+
+
 @pytest.mark.parametrize(
     "mode, capability, cuda",
     [("tf32x3", 75, 12040), ("fp16x3", 80, 13000), ("bf16x6", 100, 13000), ("bf16x9", 100, 12080)],

@@ -2,6 +2,6 @@
 
 namespace metatomic_tc::cutlass_3xtf32 {
 
-template METATOMIC_TC_RUN(Threadblock64x64SlicedK, Warp32x32, 4, 4, Transposed);
+template void run_layout<true>(Implementation, const Gemm &, int *, cudaStream_t);
 
 } // namespace metatomic_tc::cutlass_3xtf32

@@ -2,6 +2,6 @@
 
 namespace metatomic_tc::mma_bf16 {
 
-template METATOMIC_TC_RUN(6, 128, false, true);
+template void run_layout<9, true>(bool, const Gemm &, int *, cudaStream_t);
 
 } // namespace metatomic_tc::mma_bf16

@@ -2,6 +2,6 @@
 
 namespace metatomic_tc::wgmma {
 
-METATOMIC_TC_INSTANTIATE_WGMMA(Bf16x9, 64);
+METATOMIC_TC_INSTANTIATE_WGMMA(Fp16x3);
 
 } // namespace metatomic_tc::wgmma

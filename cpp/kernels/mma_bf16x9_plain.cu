@@ -2,6 +2,6 @@
 
 namespace metatomic_tc::mma_bf16 {
 
-template METATOMIC_TC_RUN(9, 128, true, true);
+template void run_layout<9, false>(bool, const Gemm &, int *, cudaStream_t);
 
 } // namespace metatomic_tc::mma_bf16

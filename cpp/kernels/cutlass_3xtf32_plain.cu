@@ -2,6 +2,6 @@
 
 namespace metatomic_tc::cutlass_3xtf32 {
 
-template METATOMIC_TC_RUN(Threadblock128x64, Warp64x32, 3, 4, Transposed);
+template void run_layout<false>(Implementation, const Gemm &, int *, cudaStream_t);
 
 } // namespace metatomic_tc::cutlass_3xtf32

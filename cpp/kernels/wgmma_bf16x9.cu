@@ -2,6 +2,6 @@
 
 namespace metatomic_tc::wgmma {
 
-METATOMIC_TC_INSTANTIATE_WGMMA(Tf32x3, 64);
+METATOMIC_TC_INSTANTIATE_WGMMA(Bf16x9);
 
 } // namespace metatomic_tc::wgmma

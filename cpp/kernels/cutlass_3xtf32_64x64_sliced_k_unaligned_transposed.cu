@@ -1,7 +1,0 @@
-#include "cutlass_3xtf32_kernel.cuh"
-
-namespace metatomic_tc::cutlass_3xtf32 {
-
-template METATOMIC_TC_RUN(Threadblock64x64SlicedK, Warp32x32, 4, 1, Transposed);
-
-} // namespace metatomic_tc::cutlass_3xtf32

@@ -1,7 +1,0 @@
-#include "mma_bf16_kernel.cuh"
-
-namespace metatomic_tc::mma_bf16 {
-
-template METATOMIC_TC_RUN(6, 128, true, true);
-
-} // namespace metatomic_tc::mma_bf16
