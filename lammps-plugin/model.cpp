@@ -2,6 +2,8 @@
 
 #include "model.h"
 
+#include "cell_list.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
@@ -152,7 +154,13 @@ struct Model::Implementation {
   /// What a structure has until its next build, on the device.
   struct Kept {
     int64_t build = 0;
-    torch::Tensor types, pairs;
+    torch::Tensor types, periodic, pairs;
+    /// Of the owned atoms; undefined when these are all.
+    torch::optional<metatensor_torch::Labels> selected;
+    /// The atoms that rows of outputs belong to, as they were seen last, and where that is on the
+    /// host.
+    torch::Tensor atoms;
+    std::vector<int64_t> host_atoms;
   };
   std::map<const Structure *, Kept> kept_structures;
   double interaction_range = 0.0;
@@ -169,6 +177,11 @@ struct Model::Implementation {
   torch::Dtype dtype = torch::kFloat32;
   bool check_consistency = false;
   std::string length_unit;
+  /// Of the blocks of neighbor lists.
+  std::vector<metatensor_torch::Labels> components;
+  metatensor_torch::Labels properties;
+  /// Bytes of the current evaluation that go to the device.
+  int64_t copied = 0;
   torch::Dict<std::string, metatomic_torch::ModelOutput> outputs;
   std::string summary;
   std::vector<std::string> warnings;
@@ -205,9 +218,17 @@ struct Model::Implementation {
   Input input(const Structure &structure, bool gradient, bool virial);
   c10::impl::GenericDict run(const Structure &structure, const metatomic_torch::System &system,
                              const torch::Dict<std::string, metatomic_torch::ModelOutput> &wanted);
-  /// [rows] for each owned atom the index in the values of an output
-  std::vector<int64_t> atoms_of(const metatensor_torch::TensorBlock &block,
-                                const Structure &structure, const std::string &what) const;
+  /// [rows] the owned atom that each row of an output belongs to
+  const std::vector<int64_t> &atoms_of(const metatensor_torch::TensorBlock &block,
+                                       const Structure &structure, const std::string &what);
+  /// What goes from the host to the device goes through here. A tensor on the CPU shares the memory
+  /// of `data`, which must outlive it.
+  torch::Tensor to_device(const void *data, at::IntArrayRef shape, torch::Dtype dtype) {
+    const auto tensor = torch::from_blob(const_cast<void *>(data), shape, dtype);
+    copied += static_cast<int64_t>(tensor.nbytes());
+    return tensor.to(device);
+  }
+  Kept &kept(const Structure &structure, const torch::Tensor &positions);
 
   /// Adds the time since `start` to `sum`, and starts again.
   void stamp(std::chrono::steady_clock::time_point &start, double &sum) const {
@@ -375,6 +396,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
         report.layers.front().path + " and " + report.layers.back().path +
         "; all of them are listed by the Python function metatomic_tc.conversion_report");
   self.module.to(self.device);
+  self.components = {self.sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
+  self.properties = self.sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
 
   if (mode != asked)
     self.warnings.push_back("mode " + to_string(asked) + " is not supported on " +
@@ -497,20 +520,42 @@ private:
   std::optional<torch::jit::GraphOptimizerEnabledGuard> optimizer_;
 };
 
+Model::Implementation::Kept &Model::Implementation::kept(const Structure &structure,
+                                                         const torch::Tensor &positions) {
+  auto &kept = kept_structures[&structure];
+  if (kept.build == structure.build)
+    return kept;
+  auto start = std::chrono::steady_clock::now();
+  const auto n = static_cast<int64_t>(structure.types.size());
+  kept = Kept();
+  kept.types = to_device(structure.types.data(), {n}, torch::kInt32).clone();
+  kept.periodic = to_device(structure.cell.periodic, {3}, torch::kBool).clone();
+  kept.pairs = cell_list(positions, structure.cell, structure.list_cutoff);
+  if (structure.owned < n) {
+    const auto options = torch::TensorOptions(torch::kInt32).device(device);
+    auto values = torch::zeros({structure.owned, 2}, options);
+    values.select(1, 1).copy_(torch::arange(structure.owned, options));
+    kept.selected = sample_labels({"system", "atom"}, values);
+  }
+  kept.build = structure.build;
+  // It is part of making the input, but has a time of its own.
+  double elapsed = 0.0;
+  stamp(start, elapsed);
+  times.pairs += elapsed;
+  times.input -= elapsed;
+  return kept;
+}
+
 Model::Implementation::Input Model::Implementation::input(const Structure &structure, bool gradient,
                                                           bool virial) {
   const auto n = static_cast<int64_t>(structure.types.size());
-  const auto on_device = [&](const void *data, at::IntArrayRef shape, torch::Dtype dtype) {
-    // Tensors on the CPU share the memory of `structure`, which outlives them and which none
-    // writes.
-    return torch::from_blob(const_cast<void *>(data), shape, dtype).to(device);
-  };
-
   // Positions and strain are FP64 and rounded to the model's dtype behind the strain: so the sum
   // over atoms that makes the virial is FP64, too.
   Input result;
-  result.positions = on_device(structure.positions.data(), {n, 3}, torch::kFloat64);
-  auto cell = on_device(structure.cell.rows, {3, 3}, torch::kFloat64);
+  result.positions = to_device(structure.positions.data(), {n, 3}, torch::kFloat64);
+  auto cell = to_device(structure.cell.rows, {3, 3}, torch::kFloat64);
+  const auto &kept = this->kept(structure, result.positions);
+
   auto positions = result.positions;
   positions.requires_grad_(gradient);
   if (virial) {
@@ -518,23 +563,9 @@ Model::Implementation::Input Model::Implementation::input(const Structure &struc
     positions = positions.matmul(result.strain);
     cell = cell.matmul(result.strain);
   }
-
-  auto &kept = kept_structures[&structure];
-  if (kept.build != structure.build) {
-    const auto count = static_cast<int64_t>(structure.pairs.size());
-    static_assert(sizeof(Pair) == 5 * sizeof(int32_t));
-    kept.types = on_device(structure.types.data(), {n}, torch::kInt32).clone();
-    kept.pairs = on_device(structure.pairs.data(), {count, 5}, torch::kInt32).clone();
-    kept.build = structure.build;
-  }
-
   result.system = torch::make_intrusive<metatomic_torch::SystemHolder>(
-      kept.types, positions.to(dtype), cell.to(dtype),
-      on_device(structure.cell.periodic, {3}, torch::kBool));
+      kept.types, positions.to(dtype), cell.to(dtype), kept.periodic);
 
-  const auto components = std::vector<metatensor_torch::Labels>{
-      sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
-  const auto properties = sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
   const auto candidates = distances(kept.pairs, positions.detach(), cell.detach());
   for (size_t k = 0; k < lists.size(); k++) {
     const auto neighbors = select(candidates, requests[k]);
@@ -552,32 +583,46 @@ Model::Implementation::Input Model::Implementation::input(const Structure &struc
 c10::impl::GenericDict
 Model::Implementation::run(const Structure &structure, const metatomic_torch::System &system,
                            const torch::Dict<std::string, metatomic_torch::ModelOutput> &wanted) {
-  torch::optional<metatensor_torch::Labels> selected;
-  if (structure.owned < static_cast<int64_t>(structure.types.size())) {
-    auto values = torch::zeros({structure.owned, 2}, torch::kInt32);
-    values.select(1, 1).copy_(torch::arange(structure.owned, torch::kInt32));
-    selected = sample_labels({"system", "atom"}, values);
-  }
   const auto options = torch::make_intrusive<metatomic_torch::ModelEvaluationOptionsHolder>(
-      length_unit, wanted, selected);
+      length_unit, wanted, kept_structures.at(&structure).selected);
   return module.forward({std::vector<metatomic_torch::System>{system}, options, check_consistency})
       .toGenericDict();
 }
 
-std::vector<int64_t> Model::Implementation::atoms_of(const metatensor_torch::TensorBlock &block,
-                                                     const Structure &structure,
-                                                     const std::string &what) const {
-  const auto atoms = block->samples()->column("atom").to(torch::kCPU, torch::kInt64).contiguous();
+const std::vector<int64_t> &
+Model::Implementation::atoms_of(const metatensor_torch::TensorBlock &block,
+                                const Structure &structure, const std::string &what) {
+  const auto atoms = block->samples()->column("atom");
+  auto &kept = kept_structures.at(&structure);
+  // Hardly ever different from what it was: compared on the device, it is not copied each time.
+  if (kept.atoms.defined() && torch::equal(kept.atoms, atoms) &&
+      block->values().size(0) == structure.owned)
+    return kept.host_atoms;
   if (atoms.numel() != structure.owned || block->values().size(0) != structure.owned)
     throw std::runtime_error("the model gave " + what + " of " + std::to_string(atoms.numel()) +
                              " atoms, but was asked for " + std::to_string(structure.owned));
-  const int64_t *data = atoms.data_ptr<int64_t>();
-  std::vector<int64_t> indices(data, data + atoms.numel());
+  const auto host = atoms.to(torch::kCPU, torch::kInt64).contiguous();
+  const int64_t *data = host.data_ptr<int64_t>();
+  std::vector<int64_t> indices(data, data + host.numel());
   for (const int64_t index : indices)
     if (index < 0 || index >= structure.owned)
       throw std::runtime_error("the model gave " + what + " of atom " + std::to_string(index) +
                                ", which was not asked for");
-  return indices;
+  kept.host_atoms = std::move(indices);
+  kept.atoms = atoms;
+  return kept.host_atoms;
+}
+
+std::vector<Pair> Model::pairs(const Structure &structure) {
+  auto &self = *implementation_;
+  const OnDevice on_device(self.device);
+  const auto n = static_cast<int64_t>(structure.types.size());
+  const auto positions = self.to_device(structure.positions.data(), {n, 3}, torch::kFloat64);
+  const auto host = self.kept(structure, positions).pairs.to(torch::kCPU).contiguous();
+  static_assert(sizeof(Pair) == 5 * sizeof(int32_t));
+  std::vector<Pair> pairs(host.size(0));
+  std::copy_n(host.data_ptr<int32_t>(), host.numel(), reinterpret_cast<int32_t *>(pairs.data()));
+  return pairs;
 }
 
 Prediction Model::evaluate(const Structure &structure, bool virial) {
@@ -589,8 +634,15 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
   const bool strain = virial && self.stress_key.empty();
   const bool gradient = strain || self.forces_key.empty();
   const at::AutoGradMode grad_mode(gradient);
+  const bool repeated = self.kept_structures[&structure].build == structure.build;
+  self.copied = 0;
   const auto input = self.input(structure, self.forces_key.empty(), strain);
   self.stamp(start, self.times.input);
+  if (repeated) {
+    self.times.repeated++;
+    self.times.repeated_atoms += n;
+    self.times.repeated_bytes += self.copied;
+  }
 
   torch::Dict<std::string, metatomic_torch::ModelOutput> wanted;
   for (const auto &output : self.outputs)
@@ -623,7 +675,7 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
   const auto host_values = to_host(values);
   const double *host_energies = host_values.data_ptr<double>();
   if (self.atomic_energies) {
-    const auto atoms = self.atoms_of(block, structure, "energies");
+    const auto &atoms = self.atoms_of(block, structure, "energies");
     prediction.energies.assign(structure.owned, 0.0);
     for (int64_t i = 0; i < structure.owned; i++)
       prediction.energies[atoms[i]] += host_energies[i];
@@ -633,7 +685,7 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
 
   if (!self.uncertainty_key.empty()) {
     const auto uncertainty = block_of(outputs, self.uncertainty_key);
-    const auto atoms = self.atoms_of(uncertainty, structure, "uncertainties");
+    const auto &atoms = self.atoms_of(uncertainty, structure, "uncertainties");
     const auto host = to_host(uncertainty->values());
     prediction.uncertainties.assign(structure.owned, 0.0);
     for (int64_t i = 0; i < structure.owned; i++)
@@ -643,7 +695,7 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
   prediction.forces.assign(3 * n, 0.0);
   if (!self.forces_key.empty()) {
     const auto forces = block_of(outputs, self.forces_key);
-    const auto atoms = self.atoms_of(forces, structure, "forces");
+    const auto &atoms = self.atoms_of(forces, structure, "forces");
     const auto host = to_host(forces->values().reshape({structure.owned, 3}));
     for (int64_t i = 0; i < structure.owned; i++)
       for (int m = 0; m < 3; m++)

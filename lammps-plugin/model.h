@@ -54,8 +54,9 @@ struct Structure {
   int64_t build = 0;
   /// [n], atomic numbers
   std::vector<int32_t> types;
-  /// All pairs that may come within the largest cutoff before the next build, each once.
-  std::vector<Pair> pairs;
+  /// Pairs closer than this when the structure is built may come within the largest cutoff before
+  /// the next build, others not.
+  double list_cutoff = 0.0;
   /// The energy is that of the first `owned` atoms only.
   int64_t owned = 0;
   /// [n][3], of this step
@@ -78,14 +79,22 @@ struct Prediction {
   double virial[6] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
 };
 
-/// Seconds spent in parts of evaluations.
+/// Seconds spent in parts of evaluations, and what was copied.
 struct Times {
+  /// Finding the pairs of a structure that was built anew.
+  double pairs = 0.0;
   /// Putting the structure on the device and into metatomic's classes.
   double input = 0.0;
   double forward = 0.0;
   double backward = 0.0;
   /// Getting results back from the device.
   double output = 0.0;
+  /// Of evaluations of a structure that was not built anew: how many, of how many atoms together,
+  /// and how many bytes went from the host to the device for them. On the CPU nothing is copied;
+  /// these are then the bytes that a GPU would get.
+  int64_t repeated = 0;
+  int64_t repeated_atoms = 0;
+  int64_t repeated_bytes = 0;
 };
 
 /// A metatomic model on one device, with its linear layers in one mode. Two models in one process
@@ -129,6 +138,9 @@ public:
   ///        are atoms of their own
   /// @throws std::exception when the model fails or has no atomic energies
   std::vector<double> atomic_virials(const Structure &structure);
+
+  /// The pairs that are used for `structure` until its next build, from where the model computes.
+  std::vector<Pair> pairs(const Structure &structure);
 
   /// Since the last `reset_times`.
   const Times &times() const;

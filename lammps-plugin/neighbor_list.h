@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace metatomic_tc::lammps {
@@ -70,6 +72,8 @@ struct Pair {
   int32_t first;
   int32_t second;
   Shift shift;
+
+  auto operator<=>(const Pair &) const = default;
 };
 
 /// The neighbor list of LAMMPS (class NeighList), full, with neighbors of ghosts on several ranks.
@@ -83,12 +87,19 @@ struct LammpsList {
   int mask;
 };
 
-/// All pairs of evaluated atoms in `list`, each once.
+/// All pairs of evaluated atoms in LAMMPS's list, each in one direction.
 ///
-/// Models such as PET look up the reverse of every edge and give wrong results everywhere when one
-/// is missing. LAMMPS's list is not symmetric: a ghost at the edge of the ghost region lacks
-/// neighbors that have it as theirs, and rounding can put one direction of a pair inside the cutoff
-/// and the other outside. So a pair is stored without direction, as soon as either was found.
-std::vector<Pair> find_pairs(const EvaluatedAtoms &atoms, const LammpsList &list);
+/// It is not what the model gets: models such as PET look up the reverse of every edge and give
+/// wrong results everywhere when one is missing, and LAMMPS's list is not symmetric. A ghost at the
+/// edge of the ghost region lacks neighbors that have it as theirs.
+std::vector<Pair> pairs_of(const EvaluatedAtoms &atoms, const LammpsList &list);
+
+/// Compares the pairs for a model with those in LAMMPS's list: the pairs of owned atoms must be the
+/// same, and those between ghosts must include LAMMPS's. Returns "", or one sentence about the
+/// first difference.
+///
+/// @param cutoff of both lists: pairs within rounding of it may be in one and not in the other
+std::string compare(std::vector<Pair> pairs, std::vector<Pair> lammps, const EvaluatedAtoms &atoms,
+                    const std::vector<double> &positions, const Cell &cell, double cutoff);
 
 } // namespace metatomic_tc::lammps

@@ -321,6 +321,15 @@ void PairMetatomicTC::check_neighbor_settings() {
         error->all(FLERR,
                    "pair_style metatomic-tc needs all pairs of atoms, but special_bonds drops "
                    "bonded ones: use special_bonds lj/coul 1 1 1");
+  // There is no list yet when the style is initialized.
+  for (int i = 1; list && list->ijskip && i <= atom->ntypes; i++)
+    for (int j = i; j <= atom->ntypes; j++)
+      if (atomic_number_[i] > 0 && atomic_number_[j] > 0 && list->ijskip[i][j])
+        error->all(FLERR,
+                   "pair_style metatomic-tc: the model knows the atom types {} and {}, but their "
+                   "pairs belong to another style of pair_style hybrid; a model needs all pairs of "
+                   "its atoms: use pair_style hybrid/overlay, or NULL for one of them",
+                   i, j);
 }
 
 void PairMetatomicTC::init_style() {
@@ -333,6 +342,8 @@ void PairMetatomicTC::init_style() {
     error->all(FLERR, "pair_style metatomic-tc needs atom IDs: atom_modify id yes");
   if (domain->dimension != 3)
     error->all(FLERR, "pair_style metatomic-tc needs dimension 3, not {}", domain->dimension);
+  // Lists of an earlier run are gone.
+  list = nullptr;
   check_neighbor_settings();
   check_masses();
   if (options_.direct_stress && !(domain->xperiodic && domain->yperiodic && domain->zperiodic))
@@ -344,14 +355,19 @@ void PairMetatomicTC::init_style() {
   for (const auto *compute : modify->get_compute_list())
     atomic_virials_ = atomic_virials_ || compute->pressatomflag;
 
+  // The model makes its pairs itself, where it computes. LAMMPS's list only tells which types of
+  // atoms a hybrid style left to this one, and is built only to compare with.
   int flags = NeighConst::REQ_FULL;
+  if (!options_.check_consistency)
+    flags |= NeighConst::REQ_OCCASIONAL;
   if (comm->nprocs > 1 || atomic_virials_) {
     // The neighbors of ghosts are needed, too, and ghosts out to the interaction range; and one
     // cutoff farther, because there the neighbors of an atom must be complete: PET's adaptive
     // cutoff makes even the length of an edge depend on the neighbors of both its atoms, which the
     // interaction range does not count. Models do not say whether they do so, hence it is always
     // added. (One rank needs no more than the neighbor list: its ghosts are images of its atoms.)
-    flags |= NeighConst::REQ_GHOST;
+    if (options_.check_consistency)
+      flags |= NeighConst::REQ_GHOST;
     const double range = model_->interaction_range();
     if (!std::isfinite(range) || range < 0.0)
       error->all(FLERR,
@@ -468,6 +484,7 @@ void PairMetatomicTC::set_types(const mtc::EvaluatedAtoms &atoms, mtc::Structure
   for (int i = 0; i < atoms.size(); i++)
     structure.types[i] = atomic_number_[atom->type[atoms.lammps_index(i)]];
   structure.owned = atoms.owned();
+  structure.list_cutoff = model_->cutoff() + neighbor->skin;
   structure.build++;
 }
 
@@ -490,23 +507,47 @@ void PairMetatomicTC::rebuild() {
     for (int k = 0; k < 3; k++)
       center[k] = 0.5 * (domain->boxlo[k] + domain->boxhi[k]);
   }
-  atoms_.build(atom->nlocal, atom->nghost, tag, skip, atom->x, outside, center, cell());
-  structure_.pairs =
-      mtc::find_pairs(atoms_, {list->inum + (list->ghost ? list->gnum : 0), list->ilist,
-                               list->numneigh, list->firstneigh, NEIGHMASK});
-
+  // On one rank all ghosts are images of owned atoms, which the model's own list knows.
+  const bool ghosts = comm->nprocs > 1 || options_.check_consistency;
+  atoms_.build(atom->nlocal, ghosts ? atom->nghost : 0, tag, skip, atom->x, outside, center,
+               cell());
   set_types(atoms_, structure_);
-
   if (atomic_virials_) {
     // Nothing is an image of anything else.
     std::iota(tag.begin(), tag.end(), 0);
     images_.build(atom->nlocal, atom->nghost, tag, skip, atom->x, outside, center, mtc::Cell());
-    image_structure_.pairs =
-        mtc::find_pairs(images_, {list->inum + list->gnum, list->ilist, list->numneigh,
-                                  list->firstneigh, NEIGHMASK});
     set_types(images_, image_structure_);
   }
+  if (options_.check_consistency) {
+    check_pairs(atoms_, cell(), structure_);
+    if (atomic_virials_)
+      check_pairs(images_, mtc::Cell(), image_structure_);
+  }
   last_build_ = neighbor->lastcall;
+}
+
+/// Compares the pairs for the model with LAMMPS's.
+void PairMetatomicTC::check_pairs(const mtc::EvaluatedAtoms &atoms, const mtc::Cell &cell,
+                                  mtc::Structure &structure) {
+  if (atoms.owned() == 0)
+    return;
+  structure.cell = cell;
+  atoms.positions(atom->x, cell, structure.positions);
+  std::string problem;
+  try {
+    problem =
+        mtc::compare(model_->pairs(structure),
+                     mtc::pairs_of(atoms, {list->inum + (list->ghost ? list->gnum : 0), list->ilist,
+                                           list->numneigh, list->firstneigh, NEIGHMASK}),
+                     atoms, structure.positions, cell, structure.list_cutoff);
+  } catch (const std::exception &failure) {
+    problem = mtc::one_line(failure);
+  }
+  if (!problem.empty())
+    error->one(FLERR,
+               "pair_style metatomic-tc: at step {} on rank {} {}; this is an error in "
+               "metatomic-tc, please report it",
+               update->ntimestep, comm->me, problem);
 }
 
 void PairMetatomicTC::compute(int eflag, int vflag) {
@@ -663,10 +704,11 @@ void PairMetatomicTC::finish() {
   const auto &model = model_->times();
   const double total = timer->get_wall(Timer::TOTAL);
   const double lists = timer->get_wall(Timer::NEIGH), comm_time = timer->get_wall(Timer::COMM);
-  const double known = model.input + model.forward + model.backward + model.output + times_.pairs;
+  const double pairs = times_.pairs + model.pairs;
+  const double known = pairs + model.input + model.forward + model.backward + model.output;
   const std::vector<std::pair<const char *, double>> sections = {
       {"LAMMPS neighbor lists", lists},
-      {"pairs for the model", times_.pairs},
+      {"pairs for the model", pairs},
       {"input", model.input},
       {"forward", model.forward},
       {"backward", model.backward},
@@ -678,6 +720,8 @@ void PairMetatomicTC::finish() {
   std::vector<double> own;
   for (const auto &section : sections)
     own.push_back(section.second);
+  own.push_back(static_cast<double>(model.repeated_atoms));
+  own.push_back(static_cast<double>(model.repeated_bytes));
   // Through LAMMPS: the plugin makes no MPI call itself.
   std::vector<double> all;
   comm->ring(static_cast<int>(own.size()), sizeof(double), own.data(), 0, &append, nullptr, &all);
@@ -689,7 +733,7 @@ void PairMetatomicTC::finish() {
                                  times_.steps, comm->nprocs, "Section", "min", "avg", "max");
   for (size_t k = 0; k < sections.size(); k++) {
     double low = all[k], high = all[k], sum = 0.0;
-    for (size_t m = k; m < all.size(); m += sections.size()) {
+    for (size_t m = k; m < all.size(); m += own.size()) {
       low = std::min(low, all[m]);
       high = std::max(high, all[m]);
       sum += all[m] / comm->nprocs;
@@ -697,5 +741,13 @@ void PairMetatomicTC::finish() {
     text += fmt::format("{:<24}|{:>11.5g} |{:>11.5g} |{:>11.5g} |{:>6.2f}\n", sections[k].first,
                         low, sum, high, total > 0.0 ? 100.0 * sum / total : 0.0);
   }
+  double atoms = 0.0, bytes = 0.0;
+  for (size_t m = sections.size(); m < all.size(); m += own.size()) {
+    atoms += all[m];
+    bytes += all[m + 1];
+  }
+  if (atoms > 0.0)
+    text += fmt::format("Between rebuilds {:.4g} bytes for each atom and step go to the device\n",
+                        bytes / atoms);
   utils::logmesg(lmp, text);
 }

@@ -99,6 +99,8 @@ private:
   metatomic_tc::lammps::Cell cell() const;
   double distance_outside(const double *x) const;
   void rebuild();
+  void check_pairs(const metatomic_tc::lammps::EvaluatedAtoms &, const metatomic_tc::lammps::Cell &,
+                   metatomic_tc::lammps::Structure &);
   void set_types(const metatomic_tc::lammps::EvaluatedAtoms &, metatomic_tc::lammps::Structure &);
   void evaluate();
   void check_masses();

@@ -103,10 +103,11 @@ def pair_model(tmp_path_factory):
     """Writes a `PairModel` (see pair_model.py), in a process of its own: the libraries that are
     loaded here would be recorded in the file."""
 
-    def write(trouble="none", height=0.0, dtype="float32", extras=False):
+    def write(trouble="none", height=0.0, dtype="float32", extras=False, kinds=(1, 8)):
         path = tmp_path_factory.mktemp("pair") / "pair.pt"
         script = Path(__file__).with_name("pair_model.py")
-        arguments = [path, trouble, str(height), dtype, *(["extras"] if extras else [])]
+        arguments = [path, trouble, str(height), dtype, ",".join(map(str, kinds))]
+        arguments += ["extras"] if extras else []
         subprocess.run([sys.executable, script, *arguments], check=True)
         return path
 

@@ -1,7 +1,8 @@
 # ruff: noqa: UP006, UP035, UP045 (metatomic checks the annotations, and wants those of typing)
 """A metatomic model that is not PET: a pair potential and a small network.
 
-pair_model.py PATH TROUBLE HEIGHT DTYPE [EXTRAS] writes a `PairModel` for H and O, in eV and Å.
+pair_model.py PATH TROUBLE HEIGHT DTYPE KINDS [EXTRAS] writes a `PairModel` for atoms of KINDS, as in
+1,8, in eV and Å.
 """
 
 import sys
@@ -124,7 +125,7 @@ class PairModel(torch.nn.Module):
         return result
 
 
-def main(path, trouble, height, dtype, extras=""):
+def main(path, trouble, height, dtype, kinds, extras=""):
     outputs = {"energy": ModelOutput(unit="eV", sample_kind="atom")}
     if extras:
         outputs["energy/double"] = ModelOutput(unit="eV", sample_kind="atom")
@@ -133,7 +134,7 @@ def main(path, trouble, height, dtype, extras=""):
         outputs["non_conservative_stress"] = ModelOutput(unit="eV/A^3", sample_kind="system")
     capabilities = ModelCapabilities(
         outputs=outputs,
-        atomic_types=[1, 8],
+        atomic_types=[int(kind) for kind in kinds.split(",")],
         interaction_range=4.0,
         length_unit="angstrom",
         supported_devices=["cpu", "cuda"],
