@@ -5,14 +5,17 @@
 #include "cell_list.h"
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/DeviceGuard.h>
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -138,7 +141,7 @@ class NoWarnings : public c10::WarningHandler {
 
 /// A neighbor list the model asks for.
 struct NeighborRequest {
-  /// In units of length of LAMMPS.
+  /// In angstrom.
   double cutoff;
   /// Both directions of each pair, or one.
   bool full;
@@ -176,7 +179,9 @@ struct Model::Implementation {
   torch::Device device = torch::kCPU;
   torch::Dtype dtype = torch::kFloat32;
   bool check_consistency = false;
-  std::string length_unit;
+  /// Angstrom in a unit of length of LAMMPS, and units of energy of LAMMPS in an eV.
+  double angstrom = 1.0;
+  double energy_unit = 1.0;
   /// Of the blocks of neighbor lists.
   std::vector<metatensor_torch::Labels> components;
   metatensor_torch::Labels properties;
@@ -269,7 +274,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   }
   auto &self = *implementation_;
   self.check_consistency = options.check_consistency;
-  self.length_unit = options.length_unit;
+  self.angstrom = metatomic_torch::unit_conversion_factor(options.length_unit, "angstrom");
+  self.energy_unit = metatomic_torch::unit_conversion_factor("eV", options.energy_unit);
   self.profile = options.profile;
   self.module.eval();
   for (auto parameter : self.module.parameters())
@@ -295,7 +301,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
     throw std::runtime_error(path + " has no such energy: " + one_line(error) + has_outputs);
   }
   self.atomic_energies = available.at(self.energy_key)->sample_kind() == "atom";
-  self.request(self.energy_key, options.energy_unit, self.atomic_energies ? "atom" : "system");
+  self.request(self.energy_key, "eV", self.atomic_energies ? "atom" : "system");
 
   if (options.uncertainty) {
     std::string problem = "its uncertainty is not one of atoms";
@@ -313,9 +319,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
       throw std::runtime_error(path + " has no such uncertainty of the energies of atoms, which " +
                                "uncertainty_threshold needs: " + problem + has_outputs);
     if (!self.uncertainty_key.empty()) {
-      self.uncertainty_threshold = options.uncertainty_threshold.value_or(
-          0.1 * metatomic_torch::unit_conversion_factor("eV", options.energy_unit));
-      self.request(self.uncertainty_key, options.energy_unit, "atom");
+      self.uncertainty_threshold = options.uncertainty_threshold.value_or(0.1 * self.energy_unit);
+      self.request(self.uncertainty_key, "eV", "atom");
     }
   }
 
@@ -342,11 +347,10 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
                              ", which the keyword non_conservative asks for: " + problem +
                              has_outputs);
   };
-  const auto &energy_unit = options.energy_unit, &length_unit = options.length_unit;
   if (options.direct_forces)
-    self.forces_key = direct("force", energy_unit + "/" + length_unit, "atom");
+    self.forces_key = direct("force", "eV/angstrom", "atom");
   if (options.direct_stress)
-    self.stress_key = direct("stress", energy_unit + "/" + length_unit + "^3", "system");
+    self.stress_key = direct("stress", "eV/angstrom^3", "system");
 
   if (self.module.find_method("requested_inputs")) {
     const auto inputs = self.module.run_method("requested_inputs", true).toGenericDict();
@@ -363,9 +367,9 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   for (const auto &list : self.module.run_method("requested_neighbor_lists").toList()) {
     self.lists.push_back(list.get().toCustomClass<metatomic_torch::NeighborListOptionsHolder>());
     self.requests.push_back(
-        {self.lists.back()->engine_cutoff(options.length_unit), self.lists.back()->full_list()});
+        {self.lists.back()->engine_cutoff("angstrom"), self.lists.back()->full_list()});
   }
-  self.interaction_range = self.capabilities->engine_interaction_range(options.length_unit);
+  self.interaction_range = self.capabilities->engine_interaction_range("angstrom");
 
   // ---- device and mode
 
@@ -429,11 +433,11 @@ double Model::cutoff() const {
   double cutoff = 0.0;
   for (const auto &request : implementation_->requests)
     cutoff = std::max(cutoff, request.cutoff);
-  return cutoff;
+  return cutoff / implementation_->angstrom;
 }
 
 double Model::interaction_range() const {
-  return implementation_->interaction_range;
+  return implementation_->interaction_range / implementation_->angstrom;
 }
 
 bool Model::has_type(int atomic_number) const {
@@ -466,6 +470,8 @@ const Times &Model::times() const {
 }
 void Model::reset_times() {
   implementation_->times = Times();
+  if (implementation_->device.is_cuda())
+    at::accelerator::resetPeakStats(implementation_->device.index());
 }
 
 /// Pairs of atoms as metatomic wants them.
@@ -530,7 +536,11 @@ Model::Implementation::Kept &Model::Implementation::kept(const Structure &struct
   kept = Kept();
   kept.types = to_device(structure.types.data(), {n}, torch::kInt32).clone();
   kept.periodic = to_device(structure.cell.periodic, {3}, torch::kBool).clone();
-  kept.pairs = cell_list(positions, structure.cell, structure.list_cutoff);
+  Cell cell = structure.cell;
+  for (auto &row : cell.rows)
+    for (double &x : row)
+      x *= angstrom;
+  kept.pairs = cell_list(positions * angstrom, cell, structure.list_cutoff * angstrom);
   if (structure.owned < n) {
     const auto options = torch::TensorOptions(torch::kInt32).device(device);
     auto values = torch::zeros({structure.owned, 2}, options);
@@ -558,6 +568,10 @@ Model::Implementation::Input Model::Implementation::input(const Structure &struc
 
   auto positions = result.positions;
   positions.requires_grad_(gradient);
+  if (angstrom != 1.0) {
+    positions = positions * angstrom;
+    cell = cell * angstrom;
+  }
   if (virial) {
     result.strain = torch::eye(3, cell.options().requires_grad(true));
     positions = positions.matmul(result.strain);
@@ -584,7 +598,7 @@ c10::impl::GenericDict
 Model::Implementation::run(const Structure &structure, const metatomic_torch::System &system,
                            const torch::Dict<std::string, metatomic_torch::ModelOutput> &wanted) {
   const auto options = torch::make_intrusive<metatomic_torch::ModelEvaluationOptionsHolder>(
-      length_unit, wanted, kept_structures.at(&structure).selected);
+      "angstrom", wanted, kept_structures.at(&structure).selected);
   return module.forward({std::vector<metatomic_torch::System>{system}, options, check_consistency})
       .toGenericDict();
 }
@@ -611,6 +625,73 @@ Model::Implementation::atoms_of(const metatensor_torch::TensorBlock &block,
   kept.host_atoms = std::move(indices);
   kept.atoms = atoms;
   return kept.host_atoms;
+}
+
+/// Bytes that tensors have on a GPU now, and at most since the last reset.
+static c10::CachingAllocator::Stat allocated(const torch::Device &device) {
+  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return at::accelerator::getDeviceStats(device.index()).allocated_bytes[all];
+}
+
+std::optional<Memory> Model::estimate_memory(const Structure &structure) {
+  auto &self = *implementation_;
+  constexpr int64_t sample = 500;
+  const auto n = static_cast<int64_t>(structure.types.size());
+  if (!self.device.is_cuda() || n < 4 * sample)
+    return std::nullopt;
+
+  // The atoms that are closest to the middle of all.
+  std::array<double, 3> middle = {0.0, 0.0, 0.0};
+  for (int64_t i = 0; i < 3 * n; i++)
+    middle[i % 3] += structure.positions[i] / n;
+  std::vector<std::pair<double, int64_t>> order;
+  for (int64_t i = 0; i < n; i++) {
+    double square = 0.0;
+    for (int m = 0; m < 3; m++)
+      square += std::pow(structure.positions[3 * i + m] - middle[m], 2);
+    order.emplace_back(square, i);
+  }
+  std::nth_element(order.begin(), order.begin() + sample, order.end());
+  Structure part;
+  part.build = 1;
+  part.list_cutoff = structure.list_cutoff;
+  part.owned = sample;
+  for (int64_t k = 0; k < sample; k++) {
+    const int64_t i = order[k].second;
+    part.types.push_back(structure.types[i]);
+    for (int m = 0; m < 3; m++)
+      part.positions.push_back(structure.positions[3 * i + m]);
+  }
+
+  at::accelerator::resetPeakStats(self.device.index());
+  const auto before = allocated(self.device);
+  // A non-conservative stress needs a cell; it takes no memory.
+  evaluate(part, self.stress_key.empty());
+  self.kept_structures.erase(&part);
+  Memory memory;
+  memory.per_atom = static_cast<double>(allocated(self.device).peak - before.current) / sample;
+  // What torch has reserved, but given to no tensor, can be used, too.
+  const auto [free, total] = at::accelerator::getMemoryInfo(self.device.index());
+  const auto stats = at::accelerator::getDeviceStats(self.device.index());
+  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  memory.available =
+      static_cast<double>(free) +
+      static_cast<double>(stats.reserved_bytes[all].current - stats.allocated_bytes[all].current);
+  return memory;
+}
+
+std::string Model::memory_use() const {
+  const auto &device = implementation_->device;
+  if (!device.is_cuda())
+    return "";
+  const auto gib = [](auto bytes) {
+    std::ostringstream text;
+    text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (1 << 30);
+    return text.str();
+  };
+  const auto [free, total] = at::accelerator::getMemoryInfo(device.index());
+  return gib(total - free) + " of " + gib(total) + " GiB of the GPU's memory in use, at most " +
+         gib(allocated(device).peak) + " GiB by the model";
 }
 
 std::vector<Pair> Model::pairs(const Structure &structure) {
@@ -678,10 +759,10 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
     const auto &atoms = self.atoms_of(block, structure, "energies");
     prediction.energies.assign(structure.owned, 0.0);
     for (int64_t i = 0; i < structure.owned; i++)
-      prediction.energies[atoms[i]] += host_energies[i];
+      prediction.energies[atoms[i]] += host_energies[i] * self.energy_unit;
   }
   for (int64_t i = 0; i < host_values.numel(); i++)
-    prediction.energy += host_energies[i];
+    prediction.energy += host_energies[i] * self.energy_unit;
 
   if (!self.uncertainty_key.empty()) {
     const auto uncertainty = block_of(outputs, self.uncertainty_key);
@@ -689,7 +770,7 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
     const auto host = to_host(uncertainty->values());
     prediction.uncertainties.assign(structure.owned, 0.0);
     for (int64_t i = 0; i < structure.owned; i++)
-      prediction.uncertainties[atoms[i]] = host.data_ptr<double>()[i];
+      prediction.uncertainties[atoms[i]] = host.data_ptr<double>()[i] * self.energy_unit;
   }
 
   prediction.forces.assign(3 * n, 0.0);
@@ -699,19 +780,21 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
     const auto host = to_host(forces->values().reshape({structure.owned, 3}));
     for (int64_t i = 0; i < structure.owned; i++)
       for (int m = 0; m < 3; m++)
-        prediction.forces[3 * atoms[i] + m] = host.data_ptr<double>()[3 * i + m];
+        prediction.forces[3 * atoms[i] + m] =
+            host.data_ptr<double>()[3 * i + m] * self.energy_unit * self.angstrom;
   } else if (gradients[0].defined()) {
     const auto host = to_host(gradients[0]);
     const double *g = host.data_ptr<double>();
     for (int64_t i = 0; i < 3 * n; i++)
-      prediction.forces[i] = -g[i];
+      prediction.forces[i] = -g[i] * self.energy_unit;
   }
 
   torch::Tensor by_strain = gradients[1];
   if (virial && !self.stress_key.empty()) {
     const auto &rows = structure.cell.rows;
     // lower triangular
-    const double volume = std::abs(rows[0][0] * rows[1][1] * rows[2][2]);
+    const double volume =
+        std::abs(rows[0][0] * rows[1][1] * rows[2][2]) * std::pow(self.angstrom, 3);
     by_strain = volume * to_host(block_of(outputs, self.stress_key)->values().reshape({3, 3}));
   }
   if (by_strain.defined()) {
@@ -721,7 +804,8 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
     const int rows[6] = {0, 1, 2, 0, 0, 1};
     const int columns[6] = {0, 1, 2, 1, 2, 2};
     for (int m = 0; m < 6; m++)
-      prediction.virial[m] = -0.5 * (g[rows[m]][columns[m]] + g[columns[m]][rows[m]]);
+      prediction.virial[m] =
+          -0.5 * (g[rows[m]][columns[m]] + g[columns[m]][rows[m]]) * self.energy_unit;
   }
   self.stamp(start, self.times.output);
   return prediction;
@@ -774,7 +858,7 @@ std::vector<double> Model::atomic_virials(const Structure &structure) {
   const int second[9] = {0, 1, 2, 1, 2, 2, 0, 0, 1};
   for (int64_t j = 0; j < n; j++)
     for (int m = 0; m < 9; m++)
-      virials[9 * j + m] = w[j][first[m]][second[m]];
+      virials[9 * j + m] = w[j][first[m]][second[m]] * self.energy_unit;
   self.stamp(start, self.times.output);
   return virials;
 }

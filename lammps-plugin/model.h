@@ -41,9 +41,10 @@ struct ModelOptions {
   std::optional<double> uncertainty_threshold;
   /// Wait for the device where times are taken.
   bool profile = false;
-  /// Units of everything that goes in and out, as metatomic writes them, e.g. "angstrom", "eV".
-  std::string length_unit;
-  std::string energy_unit;
+  /// Units of everything that goes in and out, as metatomic writes them. The model itself always
+  /// works in angstrom and eV: the numbers of SI units would be too small for FP32.
+  std::string length_unit = "angstrom";
+  std::string energy_unit = "eV";
 };
 
 /// A structure, in units of LAMMPS.
@@ -77,6 +78,13 @@ struct Prediction {
   /// xx, yy, zz, xy, xz, yz: minus the gradient of `energy` with respect to strain; or minus the
   /// non-conservative stress times the volume
   double virial[6] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
+};
+
+/// Bytes on the device.
+struct Memory {
+  /// What an evaluation needs for each atom, ghosts included, and what there is for it.
+  double per_atom = 0.0;
+  double available = 0.0;
 };
 
 /// Seconds spent in parts of evaluations, and what was copied.
@@ -138,6 +146,14 @@ public:
   ///        are atoms of their own
   /// @throws std::exception when the model fails or has no atomic energies
   std::vector<double> atomic_virials(const Structure &structure);
+
+  /// Evaluates the model for some hundred neighboring atoms of `structure` and measures what that
+  /// needs. No value on the CPU, and for structures that are not much larger than this.
+  /// @throws std::exception when the model fails
+  std::optional<Memory> estimate_memory(const Structure &structure);
+  /// "12.3 of 139.8 GiB in use" of the device, the most that evaluations needed since
+  /// `reset_times` included; "" on the CPU
+  std::string memory_use() const;
 
   /// The pairs that are used for `structure` until its next build, from where the model computes.
   std::vector<Pair> pairs(const Structure &structure);

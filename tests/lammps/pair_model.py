@@ -33,7 +33,8 @@ class PairModel(torch.nn.Module):
     (0.2 eV for oxygen, 0.01 eV for hydrogen), non-conservative forces (NC_FORCE for every atom) and
     the non-conservative stress (NC_STRESS times the number of atoms).
 
-    `trouble`: "none", or what happens when a main atom is above `height`: "exception" or "nan".
+    `trouble`: "none", or what happens when a main atom is above `height`: "exception", "memory" (it
+    asks for more than there is) or "nan".
     """
 
     def __init__(self, trouble: str, height: float):
@@ -87,6 +88,8 @@ class PairModel(torch.nn.Module):
         if self.trouble != "none" and bool((system.positions[atoms, 2] > self.height).any()):
             if self.trouble == "exception":
                 raise RuntimeError("an atom is too high")
+            if self.trouble == "memory":
+                energy = torch.zeros(1 << 50, dtype=energy.dtype, device=energy.device)
             energy = energy / 0.0 - energy / 0.0
 
         systems_of = torch.zeros(1, 1, dtype=torch.int32, device=energy.device)
