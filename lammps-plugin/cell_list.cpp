@@ -34,10 +34,6 @@ torch::Tensor cell_list(const torch::Tensor &positions, const Cell &cell, double
   const torch::NoGradGuard no_gradient;
   const auto device = positions.device();
   const auto integers = torch::TensorOptions(torch::kInt64).device(device);
-  const auto per_direction = [&](std::array<int64_t, 3> numbers) {
-    return torch::tensor(std::vector<int64_t>(numbers.begin(), numbers.end()), torch::kInt64)
-        .to(device);
-  };
   const auto rows =
       torch::from_blob(const_cast<double (*)[3]>(cell.rows), {3, 3}, torch::kFloat64).to(device);
   if (positions.size(0) == 0)
@@ -63,7 +59,8 @@ torch::Tensor cell_list(const torch::Tensor &positions, const Cell &cell, double
     start[k] = cell.periodic[k] ? 0.0 : low[k].item<double>();
     width[k] = extent > 0.0 ? extent / axis.count : 1.0;
   }
-  const auto counts = per_direction({axes[0].count, axes[1].count, axes[2].count});
+  const auto counts =
+      torch::tensor({axes[0].count, axes[1].count, axes[2].count}, torch::kInt64).to(device);
   const auto periodic = torch::from_blob(const_cast<bool *>(cell.periodic), {3}, torch::kBool);
   const auto vector = [&](double *numbers) {
     return torch::from_blob(numbers, {3}, torch::kFloat64).to(device);

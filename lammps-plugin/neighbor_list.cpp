@@ -48,6 +48,8 @@ void EvaluatedAtoms::build(int nlocal, int nghost, const std::vector<int64_t> &t
     index_.push_back(k);
   }
   owned_ = size();
+  if (nghost == 0)
+    return;
 
   // The images of each atom, the one to represent it first: the owned atom, else the ghost nearest
   // to the subdomain. Nothing that matters to an owned atom is closer to any other image of a ghost

@@ -25,14 +25,15 @@ struct Cell {
 
 /// The atoms a rank gives to the model: its owned atoms, and one representative of each other atom
 /// that has ghosts here. All further periodic images are written as (evaluated atom, shift). On one
-/// rank every ghost is an image of an owned atom, so exactly the owned atoms are evaluated.
+/// rank every ghost is an image of an owned atom, so exactly the owned atoms are evaluated, and
+/// nothing has to be known of ghosts.
 ///
 /// Ghosts outside the box are evaluated at their place in the box, where their owner has them: so
 /// all ranks round a position to FP32 in the same way. (An error of 1 ulp at 10 A is 1e-6 A, or
 /// 5e-5 eV/A in a covalent bond.)
 class EvaluatedAtoms {
 public:
-  /// @param nlocal, nghost as in LAMMPS
+  /// @param nlocal, nghost as in LAMMPS; without ghosts they stay unknown
   /// @param tag ID of each of the nlocal + nghost atoms; images of one atom share it
   /// @param skip true for atoms that the model must not see; same for all images of an atom
   /// @param x positions of all atoms
