@@ -256,6 +256,16 @@ def hardware(device):
     return torch.cuda.get_device_name(device) if device.startswith("cuda") else None, versions
 
 
+def result_file(benchmark, gpu, out):
+    """The file for the results, whose directory is made: `out`, or one in this directory."""
+    name = re.sub(r"[^a-z0-9]+", "-", (gpu or "cpu").lower()).removeprefix("nvidia-")
+    out = pathlib.Path(out or HERE / "results")
+    if out.suffix != ".json":
+        out = out / f"{benchmark}-{name}-{datetime.date.today()}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
+    return out
+
+
 def measure_in_subprocess(size, n_atoms, modes, arguments):
     """`measure` in a fresh process; when it dies, every mode gets a record that says so."""
     with tempfile.NamedTemporaryFile(suffix=".json") as file:
@@ -331,11 +341,7 @@ def main(arguments):
             sys.exit(f"found '{name}', but here the choices are: {', '.join(valid)}")
     stock = STOCK if arguments.device.startswith("cuda") else STOCK[:1]
     gpu, versions = hardware(arguments.device)
-    name = re.sub(r"[^a-z0-9]+", "-", (gpu or "cpu").lower()).removeprefix("nvidia-")
-    out = pathlib.Path(arguments.out or HERE / "results")
-    if out.suffix != ".json":
-        out = out / f"md_step-{name}-{datetime.date.today()}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
+    out = result_file("md_step", gpu, arguments.out)
 
     jobs = [(stock + modes, 0)]
     if arguments.compiled:

@@ -2,15 +2,20 @@
 
 #include "model.h"
 
+#include "cell_list.h"
+
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
 #include <optional>
 #include <sstream>
 #include <stdexcept>
 
+#include <ATen/DeviceAccelerator.h>
 #include <c10/core/DeviceGuard.h>
 #include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
@@ -136,7 +141,7 @@ class NoWarnings : public c10::WarningHandler {
 
 /// A neighbor list the model asks for.
 struct NeighborRequest {
-  /// In units of length of LAMMPS.
+  /// In angstrom.
   double cutoff;
   /// Both directions of each pair, or one.
   bool full;
@@ -152,7 +157,13 @@ struct Model::Implementation {
   /// What a structure has until its next build, on the device.
   struct Kept {
     int64_t build = 0;
-    torch::Tensor types, pairs;
+    torch::Tensor types, periodic, pairs;
+    /// Of the owned atoms; undefined when these are all.
+    torch::optional<metatensor_torch::Labels> selected;
+    /// The atoms that rows of outputs belong to, as they were seen last, and where that is on the
+    /// host.
+    torch::Tensor atoms;
+    std::vector<int64_t> host_atoms;
   };
   std::map<const Structure *, Kept> kept_structures;
   double interaction_range = 0.0;
@@ -168,7 +179,14 @@ struct Model::Implementation {
   torch::Device device = torch::kCPU;
   torch::Dtype dtype = torch::kFloat32;
   bool check_consistency = false;
-  std::string length_unit;
+  /// Angstrom in a unit of length of LAMMPS, and units of energy of LAMMPS in an eV.
+  double angstrom = 1.0;
+  double energy_unit = 1.0;
+  /// Of the blocks of neighbor lists.
+  std::vector<metatensor_torch::Labels> components;
+  metatensor_torch::Labels properties;
+  /// Bytes of the current evaluation that go to the device.
+  int64_t copied = 0;
   torch::Dict<std::string, metatomic_torch::ModelOutput> outputs;
   std::string summary;
   std::vector<std::string> warnings;
@@ -205,9 +223,17 @@ struct Model::Implementation {
   Input input(const Structure &structure, bool gradient, bool virial);
   c10::impl::GenericDict run(const Structure &structure, const metatomic_torch::System &system,
                              const torch::Dict<std::string, metatomic_torch::ModelOutput> &wanted);
-  /// [rows] for each owned atom the index in the values of an output
-  std::vector<int64_t> atoms_of(const metatensor_torch::TensorBlock &block,
-                                const Structure &structure, const std::string &what) const;
+  /// [rows] the owned atom that each row of an output belongs to
+  const std::vector<int64_t> &atoms_of(const metatensor_torch::TensorBlock &block,
+                                       const Structure &structure, const std::string &what);
+  /// What goes from the host to the device goes through here. A tensor on the CPU shares the memory
+  /// of `data`, which must outlive it.
+  torch::Tensor to_device(const void *data, at::IntArrayRef shape, torch::Dtype dtype) {
+    const auto tensor = torch::from_blob(const_cast<void *>(data), shape, dtype);
+    copied += static_cast<int64_t>(tensor.nbytes());
+    return tensor.to(device);
+  }
+  Kept &kept(const Structure &structure, const torch::Tensor &positions);
 
   /// Adds the time since `start` to `sum`, and starts again.
   void stamp(std::chrono::steady_clock::time_point &start, double &sum) const {
@@ -248,7 +274,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   }
   auto &self = *implementation_;
   self.check_consistency = options.check_consistency;
-  self.length_unit = options.length_unit;
+  self.angstrom = metatomic_torch::unit_conversion_factor(options.length_unit, "angstrom");
+  self.energy_unit = metatomic_torch::unit_conversion_factor("eV", options.energy_unit);
   self.profile = options.profile;
   self.module.eval();
   for (auto parameter : self.module.parameters())
@@ -274,7 +301,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
     throw std::runtime_error(path + " has no such energy: " + one_line(error) + has_outputs);
   }
   self.atomic_energies = available.at(self.energy_key)->sample_kind() == "atom";
-  self.request(self.energy_key, options.energy_unit, self.atomic_energies ? "atom" : "system");
+  self.request(self.energy_key, "eV", self.atomic_energies ? "atom" : "system");
 
   if (options.uncertainty) {
     std::string problem = "its uncertainty is not one of atoms";
@@ -292,9 +319,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
       throw std::runtime_error(path + " has no such uncertainty of the energies of atoms, which " +
                                "uncertainty_threshold needs: " + problem + has_outputs);
     if (!self.uncertainty_key.empty()) {
-      self.uncertainty_threshold = options.uncertainty_threshold.value_or(
-          0.1 * metatomic_torch::unit_conversion_factor("eV", options.energy_unit));
-      self.request(self.uncertainty_key, options.energy_unit, "atom");
+      self.uncertainty_threshold = options.uncertainty_threshold.value_or(0.1 * self.energy_unit);
+      self.request(self.uncertainty_key, "eV", "atom");
     }
   }
 
@@ -321,11 +347,10 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
                              ", which the keyword non_conservative asks for: " + problem +
                              has_outputs);
   };
-  const auto &energy_unit = options.energy_unit, &length_unit = options.length_unit;
   if (options.direct_forces)
-    self.forces_key = direct("force", energy_unit + "/" + length_unit, "atom");
+    self.forces_key = direct("force", "eV/angstrom", "atom");
   if (options.direct_stress)
-    self.stress_key = direct("stress", energy_unit + "/" + length_unit + "^3", "system");
+    self.stress_key = direct("stress", "eV/angstrom^3", "system");
 
   if (self.module.find_method("requested_inputs")) {
     const auto inputs = self.module.run_method("requested_inputs", true).toGenericDict();
@@ -342,9 +367,9 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   for (const auto &list : self.module.run_method("requested_neighbor_lists").toList()) {
     self.lists.push_back(list.get().toCustomClass<metatomic_torch::NeighborListOptionsHolder>());
     self.requests.push_back(
-        {self.lists.back()->engine_cutoff(options.length_unit), self.lists.back()->full_list()});
+        {self.lists.back()->engine_cutoff("angstrom"), self.lists.back()->full_list()});
   }
-  self.interaction_range = self.capabilities->engine_interaction_range(options.length_unit);
+  self.interaction_range = self.capabilities->engine_interaction_range("angstrom");
 
   // ---- device and mode
 
@@ -375,6 +400,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
         report.layers.front().path + " and " + report.layers.back().path +
         "; all of them are listed by the Python function metatomic_tc.conversion_report");
   self.module.to(self.device);
+  self.components = {self.sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
+  self.properties = self.sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
 
   if (mode != asked)
     self.warnings.push_back("mode " + to_string(asked) + " is not supported on " +
@@ -406,11 +433,11 @@ double Model::cutoff() const {
   double cutoff = 0.0;
   for (const auto &request : implementation_->requests)
     cutoff = std::max(cutoff, request.cutoff);
-  return cutoff;
+  return cutoff / implementation_->angstrom;
 }
 
 double Model::interaction_range() const {
-  return implementation_->interaction_range;
+  return implementation_->interaction_range / implementation_->angstrom;
 }
 
 bool Model::has_type(int atomic_number) const {
@@ -443,6 +470,8 @@ const Times &Model::times() const {
 }
 void Model::reset_times() {
   implementation_->times = Times();
+  if (implementation_->device.is_cuda())
+    at::accelerator::resetPeakStats(implementation_->device.index());
 }
 
 /// Pairs of atoms as metatomic wants them.
@@ -497,44 +526,60 @@ private:
   std::optional<torch::jit::GraphOptimizerEnabledGuard> optimizer_;
 };
 
+Model::Implementation::Kept &Model::Implementation::kept(const Structure &structure,
+                                                         const torch::Tensor &positions) {
+  auto &kept = kept_structures[&structure];
+  if (kept.build == structure.build)
+    return kept;
+  auto start = std::chrono::steady_clock::now();
+  const auto n = static_cast<int64_t>(structure.types.size());
+  kept = Kept();
+  kept.types = to_device(structure.types.data(), {n}, torch::kInt32).clone();
+  kept.periodic = to_device(structure.cell.periodic, {3}, torch::kBool).clone();
+  Cell cell = structure.cell;
+  for (auto &row : cell.rows)
+    for (double &x : row)
+      x *= angstrom;
+  kept.pairs = cell_list(positions * angstrom, cell, structure.list_cutoff * angstrom);
+  if (structure.owned < n) {
+    const auto options = torch::TensorOptions(torch::kInt32).device(device);
+    auto values = torch::zeros({structure.owned, 2}, options);
+    values.select(1, 1).copy_(torch::arange(structure.owned, options));
+    kept.selected = sample_labels({"system", "atom"}, values);
+  }
+  kept.build = structure.build;
+  // It is part of making the input, but has a time of its own.
+  double elapsed = 0.0;
+  stamp(start, elapsed);
+  times.pairs += elapsed;
+  times.input -= elapsed;
+  return kept;
+}
+
 Model::Implementation::Input Model::Implementation::input(const Structure &structure, bool gradient,
                                                           bool virial) {
   const auto n = static_cast<int64_t>(structure.types.size());
-  const auto on_device = [&](const void *data, at::IntArrayRef shape, torch::Dtype dtype) {
-    // Tensors on the CPU share the memory of `structure`, which outlives them and which none
-    // writes.
-    return torch::from_blob(const_cast<void *>(data), shape, dtype).to(device);
-  };
-
   // Positions and strain are FP64 and rounded to the model's dtype behind the strain: so the sum
   // over atoms that makes the virial is FP64, too.
   Input result;
-  result.positions = on_device(structure.positions.data(), {n, 3}, torch::kFloat64);
-  auto cell = on_device(structure.cell.rows, {3, 3}, torch::kFloat64);
+  result.positions = to_device(structure.positions.data(), {n, 3}, torch::kFloat64);
+  auto cell = to_device(structure.cell.rows, {3, 3}, torch::kFloat64);
+  const auto &kept = this->kept(structure, result.positions);
+
   auto positions = result.positions;
   positions.requires_grad_(gradient);
+  if (angstrom != 1.0) {
+    positions = positions * angstrom;
+    cell = cell * angstrom;
+  }
   if (virial) {
     result.strain = torch::eye(3, cell.options().requires_grad(true));
     positions = positions.matmul(result.strain);
     cell = cell.matmul(result.strain);
   }
-
-  auto &kept = kept_structures[&structure];
-  if (kept.build != structure.build) {
-    const auto count = static_cast<int64_t>(structure.pairs.size());
-    static_assert(sizeof(Pair) == 5 * sizeof(int32_t));
-    kept.types = on_device(structure.types.data(), {n}, torch::kInt32).clone();
-    kept.pairs = on_device(structure.pairs.data(), {count, 5}, torch::kInt32).clone();
-    kept.build = structure.build;
-  }
-
   result.system = torch::make_intrusive<metatomic_torch::SystemHolder>(
-      kept.types, positions.to(dtype), cell.to(dtype),
-      on_device(structure.cell.periodic, {3}, torch::kBool));
+      kept.types, positions.to(dtype), cell.to(dtype), kept.periodic);
 
-  const auto components = std::vector<metatensor_torch::Labels>{
-      sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
-  const auto properties = sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
   const auto candidates = distances(kept.pairs, positions.detach(), cell.detach());
   for (size_t k = 0; k < lists.size(); k++) {
     const auto neighbors = select(candidates, requests[k]);
@@ -552,32 +597,113 @@ Model::Implementation::Input Model::Implementation::input(const Structure &struc
 c10::impl::GenericDict
 Model::Implementation::run(const Structure &structure, const metatomic_torch::System &system,
                            const torch::Dict<std::string, metatomic_torch::ModelOutput> &wanted) {
-  torch::optional<metatensor_torch::Labels> selected;
-  if (structure.owned < static_cast<int64_t>(structure.types.size())) {
-    auto values = torch::zeros({structure.owned, 2}, torch::kInt32);
-    values.select(1, 1).copy_(torch::arange(structure.owned, torch::kInt32));
-    selected = sample_labels({"system", "atom"}, values);
-  }
   const auto options = torch::make_intrusive<metatomic_torch::ModelEvaluationOptionsHolder>(
-      length_unit, wanted, selected);
+      "angstrom", wanted, kept_structures.at(&structure).selected);
   return module.forward({std::vector<metatomic_torch::System>{system}, options, check_consistency})
       .toGenericDict();
 }
 
-std::vector<int64_t> Model::Implementation::atoms_of(const metatensor_torch::TensorBlock &block,
-                                                     const Structure &structure,
-                                                     const std::string &what) const {
-  const auto atoms = block->samples()->column("atom").to(torch::kCPU, torch::kInt64).contiguous();
+const std::vector<int64_t> &
+Model::Implementation::atoms_of(const metatensor_torch::TensorBlock &block,
+                                const Structure &structure, const std::string &what) {
+  const auto atoms = block->samples()->column("atom");
+  auto &kept = kept_structures.at(&structure);
+  // Hardly ever different from what it was: compared on the device, it is not copied each time.
+  if (kept.atoms.defined() && torch::equal(kept.atoms, atoms) &&
+      block->values().size(0) == structure.owned)
+    return kept.host_atoms;
   if (atoms.numel() != structure.owned || block->values().size(0) != structure.owned)
     throw std::runtime_error("the model gave " + what + " of " + std::to_string(atoms.numel()) +
                              " atoms, but was asked for " + std::to_string(structure.owned));
-  const int64_t *data = atoms.data_ptr<int64_t>();
-  std::vector<int64_t> indices(data, data + atoms.numel());
+  const auto host = atoms.to(torch::kCPU, torch::kInt64).contiguous();
+  const int64_t *data = host.data_ptr<int64_t>();
+  std::vector<int64_t> indices(data, data + host.numel());
   for (const int64_t index : indices)
     if (index < 0 || index >= structure.owned)
       throw std::runtime_error("the model gave " + what + " of atom " + std::to_string(index) +
                                ", which was not asked for");
-  return indices;
+  kept.host_atoms = std::move(indices);
+  kept.atoms = atoms;
+  return kept.host_atoms;
+}
+
+/// Bytes that tensors have on a GPU now, and at most since the last reset.
+static c10::CachingAllocator::Stat allocated(const torch::Device &device) {
+  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return at::accelerator::getDeviceStats(device.index()).allocated_bytes[all];
+}
+
+std::optional<Memory> Model::estimate_memory(const Structure &structure) {
+  auto &self = *implementation_;
+  constexpr int64_t sample = 500;
+  const auto n = static_cast<int64_t>(structure.types.size());
+  if (!self.device.is_cuda() || n < 4 * sample)
+    return std::nullopt;
+
+  // The atoms that are closest to the middle of all.
+  std::array<double, 3> middle = {0.0, 0.0, 0.0};
+  for (int64_t i = 0; i < 3 * n; i++)
+    middle[i % 3] += structure.positions[i] / n;
+  std::vector<std::pair<double, int64_t>> order;
+  for (int64_t i = 0; i < n; i++) {
+    double square = 0.0;
+    for (int m = 0; m < 3; m++)
+      square += std::pow(structure.positions[3 * i + m] - middle[m], 2);
+    order.emplace_back(square, i);
+  }
+  std::nth_element(order.begin(), order.begin() + sample, order.end());
+  Structure part;
+  part.build = 1;
+  part.list_cutoff = structure.list_cutoff;
+  part.owned = sample;
+  for (int64_t k = 0; k < sample; k++) {
+    const int64_t i = order[k].second;
+    part.types.push_back(structure.types[i]);
+    for (int m = 0; m < 3; m++)
+      part.positions.push_back(structure.positions[3 * i + m]);
+  }
+
+  at::accelerator::resetPeakStats(self.device.index());
+  const auto before = allocated(self.device);
+  // A non-conservative stress needs a cell; it takes no memory.
+  evaluate(part, self.stress_key.empty());
+  self.kept_structures.erase(&part);
+  Memory memory;
+  memory.per_atom = static_cast<double>(allocated(self.device).peak - before.current) / sample;
+  // What torch has reserved, but given to no tensor, can be used, too.
+  const auto [free, total] = at::accelerator::getMemoryInfo(self.device.index());
+  const auto stats = at::accelerator::getDeviceStats(self.device.index());
+  constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  memory.available =
+      static_cast<double>(free) +
+      static_cast<double>(stats.reserved_bytes[all].current - stats.allocated_bytes[all].current);
+  return memory;
+}
+
+std::string Model::memory_use() const {
+  const auto &device = implementation_->device;
+  if (!device.is_cuda())
+    return "";
+  const auto gib = [](auto bytes) {
+    std::ostringstream text;
+    text << std::fixed << std::setprecision(1) << static_cast<double>(bytes) / (1 << 30);
+    return text.str();
+  };
+  const auto [free, total] = at::accelerator::getMemoryInfo(device.index());
+  return gib(total - free) + " of " + gib(total) + " GiB of the GPU's memory in use, at most " +
+         gib(allocated(device).peak) + " GiB by the model";
+}
+
+std::vector<Pair> Model::pairs(const Structure &structure) {
+  auto &self = *implementation_;
+  const OnDevice on_device(self.device);
+  const auto n = static_cast<int64_t>(structure.types.size());
+  const auto positions = self.to_device(structure.positions.data(), {n, 3}, torch::kFloat64);
+  const auto host = self.kept(structure, positions).pairs.to(torch::kCPU).contiguous();
+  static_assert(sizeof(Pair) == 5 * sizeof(int32_t));
+  std::vector<Pair> pairs(host.size(0));
+  std::copy_n(host.data_ptr<int32_t>(), host.numel(), reinterpret_cast<int32_t *>(pairs.data()));
+  return pairs;
 }
 
 Prediction Model::evaluate(const Structure &structure, bool virial) {
@@ -589,8 +715,15 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
   const bool strain = virial && self.stress_key.empty();
   const bool gradient = strain || self.forces_key.empty();
   const at::AutoGradMode grad_mode(gradient);
+  const bool repeated = self.kept_structures[&structure].build == structure.build;
+  self.copied = 0;
   const auto input = self.input(structure, self.forces_key.empty(), strain);
   self.stamp(start, self.times.input);
+  if (repeated) {
+    self.times.repeated++;
+    self.times.repeated_atoms += n;
+    self.times.repeated_bytes += self.copied;
+  }
 
   torch::Dict<std::string, metatomic_torch::ModelOutput> wanted;
   for (const auto &output : self.outputs)
@@ -623,43 +756,45 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
   const auto host_values = to_host(values);
   const double *host_energies = host_values.data_ptr<double>();
   if (self.atomic_energies) {
-    const auto atoms = self.atoms_of(block, structure, "energies");
+    const auto &atoms = self.atoms_of(block, structure, "energies");
     prediction.energies.assign(structure.owned, 0.0);
     for (int64_t i = 0; i < structure.owned; i++)
-      prediction.energies[atoms[i]] += host_energies[i];
+      prediction.energies[atoms[i]] += host_energies[i] * self.energy_unit;
   }
   for (int64_t i = 0; i < host_values.numel(); i++)
-    prediction.energy += host_energies[i];
+    prediction.energy += host_energies[i] * self.energy_unit;
 
   if (!self.uncertainty_key.empty()) {
     const auto uncertainty = block_of(outputs, self.uncertainty_key);
-    const auto atoms = self.atoms_of(uncertainty, structure, "uncertainties");
+    const auto &atoms = self.atoms_of(uncertainty, structure, "uncertainties");
     const auto host = to_host(uncertainty->values());
     prediction.uncertainties.assign(structure.owned, 0.0);
     for (int64_t i = 0; i < structure.owned; i++)
-      prediction.uncertainties[atoms[i]] = host.data_ptr<double>()[i];
+      prediction.uncertainties[atoms[i]] = host.data_ptr<double>()[i] * self.energy_unit;
   }
 
   prediction.forces.assign(3 * n, 0.0);
   if (!self.forces_key.empty()) {
     const auto forces = block_of(outputs, self.forces_key);
-    const auto atoms = self.atoms_of(forces, structure, "forces");
+    const auto &atoms = self.atoms_of(forces, structure, "forces");
     const auto host = to_host(forces->values().reshape({structure.owned, 3}));
     for (int64_t i = 0; i < structure.owned; i++)
       for (int m = 0; m < 3; m++)
-        prediction.forces[3 * atoms[i] + m] = host.data_ptr<double>()[3 * i + m];
+        prediction.forces[3 * atoms[i] + m] =
+            host.data_ptr<double>()[3 * i + m] * self.energy_unit * self.angstrom;
   } else if (gradients[0].defined()) {
     const auto host = to_host(gradients[0]);
     const double *g = host.data_ptr<double>();
     for (int64_t i = 0; i < 3 * n; i++)
-      prediction.forces[i] = -g[i];
+      prediction.forces[i] = -g[i] * self.energy_unit;
   }
 
   torch::Tensor by_strain = gradients[1];
   if (virial && !self.stress_key.empty()) {
     const auto &rows = structure.cell.rows;
     // lower triangular
-    const double volume = std::abs(rows[0][0] * rows[1][1] * rows[2][2]);
+    const double volume =
+        std::abs(rows[0][0] * rows[1][1] * rows[2][2]) * std::pow(self.angstrom, 3);
     by_strain = volume * to_host(block_of(outputs, self.stress_key)->values().reshape({3, 3}));
   }
   if (by_strain.defined()) {
@@ -669,7 +804,8 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
     const int rows[6] = {0, 1, 2, 0, 0, 1};
     const int columns[6] = {0, 1, 2, 1, 2, 2};
     for (int m = 0; m < 6; m++)
-      prediction.virial[m] = -0.5 * (g[rows[m]][columns[m]] + g[columns[m]][rows[m]]);
+      prediction.virial[m] =
+          -0.5 * (g[rows[m]][columns[m]] + g[columns[m]][rows[m]]) * self.energy_unit;
   }
   self.stamp(start, self.times.output);
   return prediction;
@@ -722,7 +858,7 @@ std::vector<double> Model::atomic_virials(const Structure &structure) {
   const int second[9] = {0, 1, 2, 1, 2, 2, 0, 0, 1};
   for (int64_t j = 0; j < n; j++)
     for (int m = 0; m < 9; m++)
-      virials[9 * j + m] = w[j][first[m]][second[m]];
+      virials[9 * j + m] = w[j][first[m]][second[m]] * self.energy_unit;
   self.stamp(start, self.times.output);
   return virials;
 }

@@ -41,9 +41,10 @@ struct ModelOptions {
   std::optional<double> uncertainty_threshold;
   /// Wait for the device where times are taken.
   bool profile = false;
-  /// Units of everything that goes in and out, as metatomic writes them, e.g. "angstrom", "eV".
-  std::string length_unit;
-  std::string energy_unit;
+  /// Units of everything that goes in and out, as metatomic writes them. The model itself always
+  /// works in angstrom and eV: the numbers of SI units would be too small for FP32.
+  std::string length_unit = "angstrom";
+  std::string energy_unit = "eV";
 };
 
 /// A structure, in units of LAMMPS.
@@ -54,8 +55,9 @@ struct Structure {
   int64_t build = 0;
   /// [n], atomic numbers
   std::vector<int32_t> types;
-  /// All pairs that may come within the largest cutoff before the next build, each once.
-  std::vector<Pair> pairs;
+  /// Pairs closer than this when the structure is built may come within the largest cutoff before
+  /// the next build, others not.
+  double list_cutoff = 0.0;
   /// The energy is that of the first `owned` atoms only.
   int64_t owned = 0;
   /// [n][3], of this step
@@ -78,14 +80,29 @@ struct Prediction {
   double virial[6] = {0.0, 0.0, 0.0, 0.0, 0.0, 0.0};
 };
 
-/// Seconds spent in parts of evaluations.
+/// Bytes on the device.
+struct Memory {
+  /// What an evaluation needs for each atom, ghosts included, and what there is for it.
+  double per_atom = 0.0;
+  double available = 0.0;
+};
+
+/// Seconds spent in parts of evaluations, and what was copied.
 struct Times {
+  /// Finding the pairs of a structure that was built anew.
+  double pairs = 0.0;
   /// Putting the structure on the device and into metatomic's classes.
   double input = 0.0;
   double forward = 0.0;
   double backward = 0.0;
   /// Getting results back from the device.
   double output = 0.0;
+  /// Of evaluations of a structure that was not built anew: how many, of how many atoms together,
+  /// and how many bytes went from the host to the device for them. On the CPU nothing is copied;
+  /// these are then the bytes that a GPU would get.
+  int64_t repeated = 0;
+  int64_t repeated_atoms = 0;
+  int64_t repeated_bytes = 0;
 };
 
 /// A metatomic model on one device, with its linear layers in one mode. Two models in one process
@@ -129,6 +146,17 @@ public:
   ///        are atoms of their own
   /// @throws std::exception when the model fails or has no atomic energies
   std::vector<double> atomic_virials(const Structure &structure);
+
+  /// Evaluates the model for some hundred neighboring atoms of `structure` and measures what that
+  /// needs. No value on the CPU, and for structures that are not much larger than this.
+  /// @throws std::exception when the model fails
+  std::optional<Memory> estimate_memory(const Structure &structure);
+  /// "12.3 of 139.8 GiB in use" of the device, the most that evaluations needed since
+  /// `reset_times` included; "" on the CPU
+  std::string memory_use() const;
+
+  /// The pairs that are used for `structure` until its next build, from where the model computes.
+  std::vector<Pair> pairs(const Structure &structure);
 
   /// Since the last `reset_times`.
   const Times &times() const;

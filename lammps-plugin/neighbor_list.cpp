@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <numeric>
 #include <tuple>
 
@@ -47,6 +48,8 @@ void EvaluatedAtoms::build(int nlocal, int nghost, const std::vector<int64_t> &t
     index_.push_back(k);
   }
   owned_ = size();
+  if (nghost == 0)
+    return;
 
   // The images of each atom, the one to represent it first: the owned atom, else the ghost nearest
   // to the subdomain. Nothing that matters to an owned atom is closer to any other image of a ghost
@@ -93,44 +96,67 @@ void EvaluatedAtoms::positions(const double *const *x, const Cell &cell,
   }
 }
 
-static bool is_positive(const Shift &shift) {
-  return shift > Shift{0, 0, 0};
-}
-
-std::vector<Pair> find_pairs(const EvaluatedAtoms &atoms, const LammpsList &list) {
+std::vector<Pair> pairs_of(const EvaluatedAtoms &atoms, const LammpsList &list) {
   std::vector<Pair> pairs;
-  std::vector<Pair> between_ghosts;
   for (int m = 0; m < list.count; m++) {
     const int k = list.ilist[m];
     if (!atoms.represents(k))
       continue;
-    const int i = atoms.evaluated(k);
     for (int n = 0; n < list.numneigh[k]; n++) {
       const int neighbor = list.firstneigh[k][n] & list.mask;
-      const int j = atoms.evaluated(neighbor);
-      if (j < 0)
-        continue;
-      const Shift shift = atoms.shift(neighbor) + -atoms.shift(k);
-      if (i < atoms.owned()) {
-        // Owned atoms have all their neighbors: one direction of each pair will do.
-        if (i < j || (i == j && is_positive(shift)))
-          pairs.push_back({i, j, shift});
-      } else if (j >= atoms.owned()) {
-        // Ghosts do not: take both directions, and drop duplicates below.
-        if (i < j || (i == j && is_positive(shift)))
-          between_ghosts.push_back({i, j, shift});
-        else
-          between_ghosts.push_back({j, i, -shift});
-      }
+      if (atoms.evaluated(neighbor) >= 0)
+        pairs.push_back({atoms.evaluated(k), atoms.evaluated(neighbor),
+                         atoms.shift(neighbor) + -atoms.shift(k)});
     }
   }
-
-  const auto key = [](const Pair &pair) { return std::tie(pair.first, pair.second, pair.shift); };
-  std::sort(between_ghosts.begin(), between_ghosts.end(),
-            [&](const Pair &a, const Pair &b) { return key(a) < key(b); });
-  std::unique_copy(between_ghosts.begin(), between_ghosts.end(), std::back_inserter(pairs),
-                   [&](const Pair &a, const Pair &b) { return key(a) == key(b); });
   return pairs;
+}
+
+/// Each pair once, in the direction that goes to the larger index or shift, in order.
+static void sort_pairs(std::vector<Pair> &pairs) {
+  for (auto &pair : pairs)
+    if (pair.first > pair.second || (pair.first == pair.second && pair.shift < -pair.shift))
+      pair = {pair.second, pair.first, -pair.shift};
+  std::sort(pairs.begin(), pairs.end());
+  pairs.erase(std::unique(pairs.begin(), pairs.end()), pairs.end());
+}
+
+std::string compare(std::vector<Pair> pairs, std::vector<Pair> lammps, const EvaluatedAtoms &atoms,
+                    const std::vector<double> &positions, const Cell &cell, double cutoff) {
+  const size_t count = pairs.size();
+  sort_pairs(pairs);
+  sort_pairs(lammps);
+  const auto describe = [&](const Pair &pair) {
+    double square = 0.0;
+    for (int m = 0; m < 3; m++) {
+      double d = positions[3 * pair.second + m] - positions[3 * pair.first + m];
+      for (int k = 0; k < 3; k++)
+        d += pair.shift[k] * cell.rows[k][m];
+      square += d * d;
+    }
+    const double distance = std::sqrt(square);
+    if (std::abs(distance - cutoff) <= 1e-9 * cutoff)
+      return std::string();
+    return std::to_string(pair.first) + " and " + std::to_string(pair.second) + " with shift " +
+           std::to_string(pair.shift[0]) + " " + std::to_string(pair.shift[1]) + " " +
+           std::to_string(pair.shift[2]) + ", " + std::to_string(distance) + " apart,";
+  };
+  if (pairs.size() != count)
+    return std::to_string(count - pairs.size()) + " of the model's " + std::to_string(count) +
+           " pairs are there twice";
+  std::vector<Pair> missing, more;
+  std::set_difference(lammps.begin(), lammps.end(), pairs.begin(), pairs.end(),
+                      std::back_inserter(missing));
+  std::set_difference(pairs.begin(), pairs.end(), lammps.begin(), lammps.end(),
+                      std::back_inserter(more));
+  for (const auto &pair : missing)
+    if (const auto text = describe(pair); !text.empty())
+      return "the model lacks the pair of its atoms " + text + " which LAMMPS's list has";
+  for (const auto &pair : more)
+    if (pair.first < atoms.owned() || pair.second < atoms.owned())
+      if (const auto text = describe(pair); !text.empty())
+        return "the model has the pair of its atoms " + text + " which LAMMPS's list lacks";
+  return "";
 }
 
 } // namespace metatomic_tc::lammps

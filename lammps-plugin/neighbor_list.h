@@ -3,7 +3,9 @@
 #pragma once
 
 #include <array>
+#include <compare>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace metatomic_tc::lammps {
@@ -23,14 +25,15 @@ struct Cell {
 
 /// The atoms a rank gives to the model: its owned atoms, and one representative of each other atom
 /// that has ghosts here. All further periodic images are written as (evaluated atom, shift). On one
-/// rank every ghost is an image of an owned atom, so exactly the owned atoms are evaluated.
+/// rank every ghost is an image of an owned atom, so exactly the owned atoms are evaluated, and
+/// nothing has to be known of ghosts.
 ///
 /// Ghosts outside the box are evaluated at their place in the box, where their owner has them: so
 /// all ranks round a position to FP32 in the same way. (An error of 1 ulp at 10 A is 1e-6 A, or
 /// 5e-5 eV/A in a covalent bond.)
 class EvaluatedAtoms {
 public:
-  /// @param nlocal, nghost as in LAMMPS
+  /// @param nlocal, nghost as in LAMMPS; without ghosts they stay unknown
   /// @param tag ID of each of the nlocal + nghost atoms; images of one atom share it
   /// @param skip true for atoms that the model must not see; same for all images of an atom
   /// @param x positions of all atoms
@@ -70,6 +73,8 @@ struct Pair {
   int32_t first;
   int32_t second;
   Shift shift;
+
+  auto operator<=>(const Pair &) const = default;
 };
 
 /// The neighbor list of LAMMPS (class NeighList), full, with neighbors of ghosts on several ranks.
@@ -83,12 +88,19 @@ struct LammpsList {
   int mask;
 };
 
-/// All pairs of evaluated atoms in `list`, each once.
+/// All pairs of evaluated atoms in LAMMPS's list, each in one direction.
 ///
-/// Models such as PET look up the reverse of every edge and give wrong results everywhere when one
-/// is missing. LAMMPS's list is not symmetric: a ghost at the edge of the ghost region lacks
-/// neighbors that have it as theirs, and rounding can put one direction of a pair inside the cutoff
-/// and the other outside. So a pair is stored without direction, as soon as either was found.
-std::vector<Pair> find_pairs(const EvaluatedAtoms &atoms, const LammpsList &list);
+/// It is not what the model gets: models such as PET look up the reverse of every edge and give
+/// wrong results everywhere when one is missing, and LAMMPS's list is not symmetric. A ghost at the
+/// edge of the ghost region lacks neighbors that have it as theirs.
+std::vector<Pair> pairs_of(const EvaluatedAtoms &atoms, const LammpsList &list);
+
+/// Compares the pairs for a model with those in LAMMPS's list: the pairs of owned atoms must be the
+/// same, and those between ghosts must include LAMMPS's. Returns "", or one sentence about the
+/// first difference.
+///
+/// @param cutoff of both lists: pairs within rounding of it may be in one and not in the other
+std::string compare(std::vector<Pair> pairs, std::vector<Pair> lammps, const EvaluatedAtoms &atoms,
+                    const std::vector<double> &positions, const Cell &cell, double cutoff);
 
 } // namespace metatomic_tc::lammps

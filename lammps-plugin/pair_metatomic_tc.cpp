@@ -106,6 +106,16 @@ static constexpr std::string_view keywords[] = {"device",
                                                 "uncertainty_threshold",
                                                 "profile"};
 
+/// Units of LAMMPS as metatomic writes them, and the unit of mass in g/mol.
+struct UnitStyle {
+  const char *name, *length, *energy;
+  double mass;
+};
+static constexpr UnitStyle unit_styles[] = {{"metal", "angstrom", "eV", 1.0},
+                                            {"real", "angstrom", "kcal/mol", 1.0},
+                                            {"si", "meter", "joule", 6.02214076e26},
+                                            {"electron", "bohr", "hartree", 1.0}};
+
 /// "device, extensions, ... and profile"
 static std::string keyword_list() {
   std::string text(keywords[0]);
@@ -244,12 +254,16 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
                "after the model file in pair_coeff, found {}",
                ntypes, narg - 3);
 
-  const bool metal = strcmp(update->unit_style, "metal") == 0;
-  if (!metal && strcmp(update->unit_style, "real") != 0)
-    error->all(FLERR, "pair_style metatomic-tc needs units metal or real, not {}",
+  const auto units =
+      std::find_if(std::begin(unit_styles), std::end(unit_styles), [&](const UnitStyle &style) {
+        return strcmp(style.name, update->unit_style) == 0;
+      });
+  if (units == std::end(unit_styles))
+    error->all(FLERR, "pair_style metatomic-tc needs units metal, real, si or electron, not {}",
                update->unit_style);
-  options_.length_unit = "angstrom";
-  options_.energy_unit = metal ? "eV" : "kcal/mol";
+  options_.length_unit = units->length;
+  options_.energy_unit = units->energy;
+  mass_unit_ = units->mass;
 
   atomic_number_.assign(ntypes + 1, -1);
   for (int i = 1; i <= ntypes; i++) {
@@ -290,6 +304,7 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
     }
 
   masses_checked_ = false;
+  reported_ = false;
 
   // Under a hybrid style a pair of types belongs to this style only if it knows both; alone, it is
   // responsible for all.
@@ -321,6 +336,15 @@ void PairMetatomicTC::check_neighbor_settings() {
         error->all(FLERR,
                    "pair_style metatomic-tc needs all pairs of atoms, but special_bonds drops "
                    "bonded ones: use special_bonds lj/coul 1 1 1");
+  // There is no list yet when the style is initialized.
+  for (int i = 1; list && list->ijskip && i <= atom->ntypes; i++)
+    for (int j = i; j <= atom->ntypes; j++)
+      if (atomic_number_[i] > 0 && atomic_number_[j] > 0 && list->ijskip[i][j])
+        error->all(FLERR,
+                   "pair_style metatomic-tc: the model knows the atom types {} and {}, but their "
+                   "pairs belong to another style of pair_style hybrid; a model needs all pairs of "
+                   "its atoms: use pair_style hybrid/overlay, or NULL for one of them",
+                   i, j);
 }
 
 void PairMetatomicTC::init_style() {
@@ -333,6 +357,13 @@ void PairMetatomicTC::init_style() {
     error->all(FLERR, "pair_style metatomic-tc needs atom IDs: atom_modify id yes");
   if (domain->dimension != 3)
     error->all(FLERR, "pair_style metatomic-tc needs dimension 3, not {}", domain->dimension);
+  if (neighbor->skin > 10.0 * model_->cutoff())
+    error->all(FLERR,
+               "pair_style metatomic-tc: the neighbor skin is {}, but the cutoff of the model only "
+               "{}; give a smaller one, e.g. neighbor {} bin",
+               neighbor->skin, model_->cutoff(), 0.1 * model_->cutoff());
+  // Lists of an earlier run are gone.
+  list = nullptr;
   check_neighbor_settings();
   check_masses();
   if (options_.direct_stress && !(domain->xperiodic && domain->yperiodic && domain->zperiodic))
@@ -344,14 +375,19 @@ void PairMetatomicTC::init_style() {
   for (const auto *compute : modify->get_compute_list())
     atomic_virials_ = atomic_virials_ || compute->pressatomflag;
 
+  // The model makes its pairs itself, where it computes. LAMMPS's list only tells which types of
+  // atoms a hybrid style left to this one, and is built only to compare with.
   int flags = NeighConst::REQ_FULL;
+  if (!options_.check_consistency)
+    flags |= NeighConst::REQ_OCCASIONAL;
   if (comm->nprocs > 1 || atomic_virials_) {
     // The neighbors of ghosts are needed, too, and ghosts out to the interaction range; and one
     // cutoff farther, because there the neighbors of an atom must be complete: PET's adaptive
     // cutoff makes even the length of an edge depend on the neighbors of both its atoms, which the
     // interaction range does not count. Models do not say whether they do so, hence it is always
     // added. (One rank needs no more than the neighbor list: its ghosts are images of its atoms.)
-    flags |= NeighConst::REQ_GHOST;
+    if (options_.check_consistency)
+      flags |= NeighConst::REQ_GHOST;
     const double range = model_->interaction_range();
     if (!std::isfinite(range) || range < 0.0)
       error->all(FLERR,
@@ -382,7 +418,7 @@ void PairMetatomicTC::check_masses() {
     const int element = atomic_number_[i];
     if (element <= 0 || element >= static_cast<int>(mtc::masses.size()) || !atom->mass_setflag[i])
       continue;
-    const double mass = atom->mass[i], expected = mtc::masses[element];
+    const double mass = atom->mass[i] * mass_unit_, expected = mtc::masses[element];
     if (std::abs(mass - expected) <= 0.15 * expected || (element == 1 && mass < 4.2))
       continue;
     error->warning(FLERR,
@@ -468,6 +504,7 @@ void PairMetatomicTC::set_types(const mtc::EvaluatedAtoms &atoms, mtc::Structure
   for (int i = 0; i < atoms.size(); i++)
     structure.types[i] = atomic_number_[atom->type[atoms.lammps_index(i)]];
   structure.owned = atoms.owned();
+  structure.list_cutoff = model_->cutoff() + neighbor->skin;
   structure.build++;
 }
 
@@ -490,23 +527,158 @@ void PairMetatomicTC::rebuild() {
     for (int k = 0; k < 3; k++)
       center[k] = 0.5 * (domain->boxlo[k] + domain->boxhi[k]);
   }
-  atoms_.build(atom->nlocal, atom->nghost, tag, skip, atom->x, outside, center, cell());
-  structure_.pairs =
-      mtc::find_pairs(atoms_, {list->inum + (list->ghost ? list->gnum : 0), list->ilist,
-                               list->numneigh, list->firstneigh, NEIGHMASK});
-
+  // On one rank all ghosts are images of owned atoms, which the model's own list knows.
+  const bool ghosts = comm->nprocs > 1 || options_.check_consistency;
+  atoms_.build(atom->nlocal, ghosts ? atom->nghost : 0, tag, skip, atom->x, outside, center,
+               cell());
   set_types(atoms_, structure_);
-
   if (atomic_virials_) {
     // Nothing is an image of anything else.
     std::iota(tag.begin(), tag.end(), 0);
     images_.build(atom->nlocal, atom->nghost, tag, skip, atom->x, outside, center, mtc::Cell());
-    image_structure_.pairs =
-        mtc::find_pairs(images_, {list->inum + list->gnum, list->ilist, list->numneigh,
-                                  list->firstneigh, NEIGHMASK});
     set_types(images_, image_structure_);
   }
+  if (options_.check_consistency) {
+    check_pairs(atoms_, cell(), structure_);
+    if (atomic_virials_)
+      check_pairs(images_, mtc::Cell(), image_structure_);
+  }
   last_build_ = neighbor->lastcall;
+  // All ranks are here at the first step of a run.
+  if (!reported_) {
+    reported_ = true;
+    report_atoms();
+    check_memory();
+  }
+}
+
+/// Callback of Comm::ring
+static void append(int n, char *data, void *all) {
+  const auto *numbers = reinterpret_cast<const double *>(data);
+  auto &target = *static_cast<std::vector<double> *>(all);
+  target.insert(target.end(), numbers, numbers + n);
+}
+
+/// The numbers of all ranks, in the order of ranks from this one on. Through LAMMPS: the plugin
+/// makes no MPI call itself.
+std::vector<double> PairMetatomicTC::gather(std::vector<double> own) const {
+  std::vector<double> all;
+  comm->ring(static_cast<int>(own.size()), sizeof(double), own.data(), 0, &append, nullptr, &all);
+  return all;
+}
+
+/// How the work is shared among ranks, in one line.
+void PairMetatomicTC::report_atoms() {
+  if (comm->nprocs == 1)
+    return;
+  const double owned = atoms_.owned(), ghosts = atoms_.owned() ? atoms_.size() - owned : 0.0;
+  const auto all = gather({owned, ghosts, ghosts / std::max(1.0, owned + ghosts)});
+  if (comm->me != 0)
+    return;
+  std::string text;
+  for (int k = 0; k < 3; k++) {
+    double low = all[k], high = all[k], sum = 0.0;
+    for (size_t m = k; m < all.size(); m += 3) {
+      low = std::min(low, all[m]);
+      high = std::max(high, all[m]);
+      sum += all[m];
+    }
+    const double average = sum / comm->nprocs;
+    if (k < 2)
+      text += fmt::format("{} {:.0f}/{:.1f}/{:.0f}, ", k ? "ghosts" : "owned atoms", low, average,
+                          high);
+    else
+      text += fmt::format("share of ghosts in its work {:.0f}/{:.0f}/{:.0f} %", 100.0 * low,
+                          100.0 * average, 100.0 * high);
+  }
+  utils::logmesg(lmp, "metatomic-tc: each of {} ranks evaluates (min/avg/max) {}\n", comm->nprocs,
+                 text);
+  int many = 0;
+  for (size_t m = 0; m < all.size(); m += 3)
+    many += all[m + 1] > all[m];
+  if (many > 0)
+    error->warning(FLERR,
+                   "pair_style metatomic-tc: {} of {} ranks evaluate more ghosts than atoms of "
+                   "their own, work that other ranks do, too: fewer ranks may be as fast",
+                   many, comm->nprocs);
+}
+
+/// Says what memory a GPU needs, and stops here when it has not got it, instead of at the first
+/// step.
+void PairMetatomicTC::check_memory() {
+  std::optional<mtc::Memory> memory;
+  std::string problem;
+  try {
+    structure_.cell = cell();
+    atoms_.positions(atom->x, structure_.cell, structure_.positions);
+    if (atoms_.owned() > 0)
+      memory = model_->estimate_memory(structure_);
+  } catch (const std::exception &failure) {
+    problem = mtc::one_line(failure);
+  }
+  if (!problem.empty())
+    fail(problem);
+  constexpr double gib = 1024.0 * 1024.0 * 1024.0;
+  const double needed = memory ? memory->per_atom * atoms_.size() : 0.0;
+  const double available = memory ? memory->available : 1.0;
+  if (needed > available)
+    error->one(FLERR,
+               "pair_style metatomic-tc: rank {} needs about {:.1f} GiB of GPU memory for {} atoms "
+               "and {} ghosts ({:.0f} KiB for each), but {:.1f} GiB are available: use more ranks "
+               "with a GPU each, a smaller model, or fewer atoms",
+               comm->me, needed / gib, atoms_.owned(), atoms_.size() - atoms_.owned(),
+               memory->per_atom / 1024.0, available / gib);
+  const auto all = gather({needed, available, memory ? memory->per_atom : 0.0});
+  size_t most = 0;
+  for (size_t m = 0; m < all.size(); m += 3)
+    if (all[m] / all[m + 1] > all[most] / all[most + 1])
+      most = m;
+  if (comm->me == 0 && all[most] > 0.0)
+    utils::logmesg(lmp,
+                   "metatomic-tc: about {:.0f} KiB of GPU memory for each atom, {:.1f} of {:.1f} "
+                   "available GiB{}\n",
+                   all[most + 2] / 1024.0, all[most] / gib, all[most + 1] / gib,
+                   comm->nprocs > 1 ? " on the rank with the least to spare" : "");
+}
+
+/// Stops all ranks when the model failed on this one.
+void PairMetatomicTC::fail(const std::string &problem) {
+  std::string memory;
+  try {
+    memory = model_->memory_use();
+  } catch (const std::exception &) {
+    // After some errors a GPU does not answer anymore.
+  }
+  error->one(
+      FLERR,
+      "pair_style metatomic-tc: the model failed on rank {} at step {}, with {} atoms and {} "
+      "ghosts{}: {}",
+      comm->me, update->ntimestep, atoms_.owned(), atoms_.size() - atoms_.owned(),
+      memory.empty() ? "" : " (" + memory + ")", problem);
+}
+
+/// Compares the pairs for the model with LAMMPS's.
+void PairMetatomicTC::check_pairs(const mtc::EvaluatedAtoms &atoms, const mtc::Cell &cell,
+                                  mtc::Structure &structure) {
+  if (atoms.owned() == 0)
+    return;
+  structure.cell = cell;
+  atoms.positions(atom->x, cell, structure.positions);
+  std::string problem;
+  try {
+    problem =
+        mtc::compare(model_->pairs(structure),
+                     mtc::pairs_of(atoms, {list->inum + (list->ghost ? list->gnum : 0), list->ilist,
+                                           list->numneigh, list->firstneigh, NEIGHMASK}),
+                     atoms, structure.positions, cell, structure.list_cutoff);
+  } catch (const std::exception &failure) {
+    problem = mtc::one_line(failure);
+  }
+  if (!problem.empty())
+    error->one(FLERR,
+               "pair_style metatomic-tc: at step {} on rank {} {}; this is an error in "
+               "metatomic-tc, please report it",
+               update->ntimestep, comm->me, problem);
 }
 
 void PairMetatomicTC::compute(int eflag, int vflag) {
@@ -573,11 +745,7 @@ void PairMetatomicTC::evaluate() {
     problem = mtc::one_line(failure);
   }
   if (!problem.empty())
-    error->one(FLERR,
-               "pair_style metatomic-tc: the model failed on rank {} at step {}, with {} atoms "
-               "and {} ghosts: {}",
-               comm->me, update->ntimestep, atoms_.owned(), atoms_.size() - atoms_.owned(),
-               problem);
+    fail(problem);
 
   bool finite = std::isfinite(prediction.energy);
   for (const auto *numbers : {&prediction.forces, &virials})
@@ -649,13 +817,6 @@ void PairMetatomicTC::check_uncertainty(const std::vector<double> &uncertainties
 // ---- profile
 // -------------------------------------------------------------------------------------
 
-/// Callback of Comm::ring
-static void append(int n, char *data, void *all) {
-  const auto *numbers = reinterpret_cast<const double *>(data);
-  auto &target = *static_cast<std::vector<double> *>(all);
-  target.insert(target.end(), numbers, numbers + n);
-}
-
 // LAMMPS calls it at the end of a run.
 void PairMetatomicTC::finish() {
   if (!options_.profile || !model_ || times_.steps == 0)
@@ -663,10 +824,11 @@ void PairMetatomicTC::finish() {
   const auto &model = model_->times();
   const double total = timer->get_wall(Timer::TOTAL);
   const double lists = timer->get_wall(Timer::NEIGH), comm_time = timer->get_wall(Timer::COMM);
-  const double known = model.input + model.forward + model.backward + model.output + times_.pairs;
+  const double pairs = times_.pairs + model.pairs;
+  const double known = pairs + model.input + model.forward + model.backward + model.output;
   const std::vector<std::pair<const char *, double>> sections = {
       {"LAMMPS neighbor lists", lists},
-      {"pairs for the model", times_.pairs},
+      {"pairs for the model", pairs},
       {"input", model.input},
       {"forward", model.forward},
       {"backward", model.backward},
@@ -678,9 +840,9 @@ void PairMetatomicTC::finish() {
   std::vector<double> own;
   for (const auto &section : sections)
     own.push_back(section.second);
-  // Through LAMMPS: the plugin makes no MPI call itself.
-  std::vector<double> all;
-  comm->ring(static_cast<int>(own.size()), sizeof(double), own.data(), 0, &append, nullptr, &all);
+  own.push_back(static_cast<double>(model.repeated_atoms));
+  own.push_back(static_cast<double>(model.repeated_bytes));
+  const std::vector<double> all = gather(own);
   if (comm->me != 0)
     return;
 
@@ -689,7 +851,7 @@ void PairMetatomicTC::finish() {
                                  times_.steps, comm->nprocs, "Section", "min", "avg", "max");
   for (size_t k = 0; k < sections.size(); k++) {
     double low = all[k], high = all[k], sum = 0.0;
-    for (size_t m = k; m < all.size(); m += sections.size()) {
+    for (size_t m = k; m < all.size(); m += own.size()) {
       low = std::min(low, all[m]);
       high = std::max(high, all[m]);
       sum += all[m] / comm->nprocs;
@@ -697,5 +859,15 @@ void PairMetatomicTC::finish() {
     text += fmt::format("{:<24}|{:>11.5g} |{:>11.5g} |{:>11.5g} |{:>6.2f}\n", sections[k].first,
                         low, sum, high, total > 0.0 ? 100.0 * sum / total : 0.0);
   }
+  double atoms = 0.0, bytes = 0.0;
+  for (size_t m = sections.size(); m < all.size(); m += own.size()) {
+    atoms += all[m];
+    bytes += all[m + 1];
+  }
+  if (atoms > 0.0)
+    text += fmt::format("Between rebuilds {:.4g} bytes for each atom and step go to the device\n",
+                        bytes / atoms);
+  if (const auto memory = model_->memory_use(); !memory.empty())
+    text += memory + (comm->nprocs > 1 ? " of rank 0\n" : "\n");
   utils::logmesg(lmp, text);
 }

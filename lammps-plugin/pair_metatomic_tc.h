@@ -43,7 +43,7 @@ namespace LAMMPS_NS {
 /// ELEMENT, one for each atom type: a symbol or an atomic number, or NULL for atoms the model must
 /// not see (they get no force from it).
 ///
-/// Units metal (eV, A) and real (kcal/mol, A). Needs newton on, atom IDs and three dimensions.
+/// Units metal, real, si and electron. Needs newton on, atom IDs and three dimensions.
 class PairMetatomicTC : public Pair {
 public:
   PairMetatomicTC(class LAMMPS *);
@@ -74,7 +74,11 @@ private:
   metatomic_tc::lammps::Structure structure_;
 
   double scale_ = 1.0;
+  /// g/mol
+  double mass_unit_ = 1.0;
   bool masses_checked_ = false;
+  /// Whether the user knows how atoms are shared among ranks, and what memory they need.
+  bool reported_ = false;
 
   /// [uncertainty_size_]
   double *uncertainty_ = nullptr;
@@ -99,7 +103,13 @@ private:
   metatomic_tc::lammps::Cell cell() const;
   double distance_outside(const double *x) const;
   void rebuild();
+  void check_pairs(const metatomic_tc::lammps::EvaluatedAtoms &, const metatomic_tc::lammps::Cell &,
+                   metatomic_tc::lammps::Structure &);
   void set_types(const metatomic_tc::lammps::EvaluatedAtoms &, metatomic_tc::lammps::Structure &);
+  std::vector<double> gather(std::vector<double>) const;
+  void report_atoms();
+  void check_memory();
+  void fail(const std::string &);
   void evaluate();
   void check_masses();
   void check_uncertainty(const std::vector<double> &);

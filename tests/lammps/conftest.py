@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lammps_runs import PRESSURE_UNIT, Result, execute, write_data
+from lammps_runs import PRESSURE_UNIT, UNITS, Result, execute, write_data
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def run_lammps(tmp_path):
         elements = elements or sorted(set(atoms.get_chemical_symbols()))
         if types is None:
             types = [elements.index(symbol) + 1 for symbol in atoms.get_chemical_symbols()]
-        write_data(tmp_path / "structure.data", atoms, elements, types)
+        write_data(tmp_path / "structure.data", atoms, elements, types, units)
         boundary = boundary or " ".join("p" if p else "f" for p in atoms.pbc)
         coefficients = coefficients or f"* * {model} {' '.join(elements)}"
         pair = pair or f"pair_style metatomic-tc {mode} {options}\npair_coeff {coefficients}"
@@ -43,7 +43,7 @@ boundary {boundary}
 {setup}
 read_data structure.data
 {pair}
-neighbor 1.0 bin
+neighbor {1.0 / UNITS.get(units, UNITS["metal"])[0]} bin
 compute virial all pressure NULL virial
 compute atomic all pe/atom
 thermo_style custom step pe etotal vol c_virial[*]
@@ -103,10 +103,11 @@ def pair_model(tmp_path_factory):
     """Writes a `PairModel` (see pair_model.py), in a process of its own: the libraries that are
     loaded here would be recorded in the file."""
 
-    def write(trouble="none", height=0.0, dtype="float32", extras=False):
+    def write(trouble="none", height=0.0, dtype="float32", extras=False, kinds=(1, 8)):
         path = tmp_path_factory.mktemp("pair") / "pair.pt"
         script = Path(__file__).with_name("pair_model.py")
-        arguments = [path, trouble, str(height), dtype, *(["extras"] if extras else [])]
+        arguments = [path, trouble, str(height), dtype, ",".join(map(str, kinds))]
+        arguments += ["extras"] if extras else []
         subprocess.run([sys.executable, script, *arguments], check=True)
         return path
 

@@ -16,8 +16,15 @@ import numpy as np
 BIN = Path(sys.executable).parent
 MASSES = {"H": 1.008, "C": 12.011, "O": 15.999, "Pt": 195.08}
 
-# bar·Å³ per eV and atm·Å³ per kcal/mol, as LAMMPS has them (Force::nktv2p)
-PRESSURE_UNIT = {"metal": 1.6021765e6, "real": 68568.415}
+# Units of pressure in units of energy and length, as LAMMPS has them (Force::nktv2p)
+PRESSURE_UNIT = {"metal": 1.6021765e6, "real": 68568.415, "si": 1.0, "electron": 2.94210108e13}
+# Units of length and of energy in Å and eV, and of mass in g/mol
+UNITS = {
+    "metal": (1.0, 1.0, 1.0),
+    "real": (1.0, 1.0 / 23.06054783061903, 1.0),
+    "si": (1e10, 1.0 / 1.602176634e-19, 6.02214076e26),
+    "electron": (0.529177210545, 27.211386246, 1.0),
+}
 
 
 @dataclass
@@ -47,14 +54,16 @@ class Result:
         return " ".join(lines[found[0] : found[0] + 2])
 
 
-def write_data(path, atoms, elements, types):
+def write_data(path, atoms, elements, types, units="metal"):
     """Writes an atomic-style data file; the cell must be lower triangular, as LAMMPS wants it."""
-    cell = np.array(atoms.cell)
+    length, _, mass = UNITS.get(units, UNITS["metal"])
+    cell = np.array(atoms.cell) / length
+    positions = atoms.positions / length
     low, high = np.zeros(3), np.diag(cell).copy()
     for k in range(3):
         if not atoms.pbc[k]:
-            low[k] = atoms.positions[:, k].min() - 1.0
-            high[k] = atoms.positions[:, k].max() + 1.0
+            low[k] = positions[:, k].min() - 1.0 / length
+            high[k] = positions[:, k].max() + 1.0 / length
     assert np.allclose(np.triu(cell, 1), 0.0)
     with open(path, "w") as file:
         file.write(f"test\n\n{len(atoms)} atoms\n{len(elements)} atom types\n\n")
@@ -64,9 +73,9 @@ def write_data(path, atoms, elements, types):
             file.write(f"{cell[1, 0]:.17g} {cell[2, 0]:.17g} {cell[2, 1]:.17g} xy xz yz\n")
         file.write("\nMasses\n\n")
         for i, element in enumerate(elements):
-            file.write(f"{i + 1} {MASSES.get(element, 1.0)}\n")
+            file.write(f"{i + 1} {MASSES.get(element, 1.0) / mass}\n")
         file.write("\nAtoms # atomic\n\n")
-        for i, (kind, x) in enumerate(zip(types, atoms.positions, strict=True)):
+        for i, (kind, x) in enumerate(zip(types, positions, strict=True)):
             file.write(f"{i + 1} {kind} {x[0]:.17g} {x[1]:.17g} {x[2]:.17g}\n")
 
 

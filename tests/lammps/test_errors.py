@@ -114,7 +114,15 @@ run 0
 
 def test_units(run_lammps, tiny_pet):
     result = run_lammps(structures.water(), tiny_pet, units="lj")
-    assert "needs units metal or real, not lj" in result.error
+    assert "needs units metal, real, si or electron, not lj" in result.error
+
+
+def test_skin_of_another_unit(run_lammps, tiny_pet):
+    """The default of units si is a millimeter."""
+    result = run_lammps(
+        structures.water(), tiny_pet, units="si", commands="neighbor 0.001 bin\nrun 0"
+    )
+    assert "the neighbor skin is 0.001, but the cutoff of the model only 4.5" in result.error
 
 
 def test_no_model(run_lammps):

@@ -5,7 +5,7 @@ import re
 import numpy as np
 import pytest
 import structures
-from lammps_runs import assert_close
+from lammps_runs import UNITS, assert_close
 
 pytestmark = pytest.mark.gpu
 
@@ -64,3 +64,55 @@ def test_energy_is_conserved_as_in_fp32(run_lammps, demo_model):
         total = thermo[:, 2] / len(atoms)
         deviations[mode] = total.std()
     assert deviations["tf32x3"] < 1.2 * deviations["fp32"] + 1e-6
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_pairs_are_those_of_lammps(run_lammps, tiny_pet, ranks):
+    """Found on the GPU, and compared whenever LAMMPS rebuilds its list."""
+    commands = "velocity all create 900 1 mom yes\ntimestep 0.0005\nfix 1 all nve\n"
+    commands += "neigh_modify every 1 delay 0 check no\nrun 3"
+    for atoms in [structures.water(4), structures.crystal(1), structures.slab()]:
+        options = "device cuda check_consistency yes"
+        found = run_lammps(atoms, tiny_pet, options=options, commands=commands, ranks=ranks)
+        assert found.code == 0, found.log
+
+
+@pytest.mark.parametrize("units", ["si", "electron"])
+def test_units(run_lammps, reference, tiny_pet, units):
+    atoms = structures.water()
+    found = on_gpu(run_lammps, atoms, tiny_pet, "tf32x3", units=units)
+    length, energy, _ = UNITS[units]
+    for name in ["energy", "energies", "virial"]:
+        setattr(found, name, getattr(found, name) * energy)
+    found.forces = found.forces * energy / length
+    assert_close(found, reference(atoms, tiny_pet))
+
+
+def test_memory_is_estimated_before_the_first_step(run_lammps, demo_model):
+    atoms = structures.water(10)
+    options = "device cuda profile yes"
+    log = run_lammps(atoms, demo_model, options=options, commands="fix 1 all nve\nrun 3").log
+    line = re.search(r"about (\d+) KiB of GPU memory for each atom, (\S+) of (\S+) available", log)
+    estimate = int(line[1]) * 1024 * len(atoms) / 2**30
+    assert estimate == pytest.approx(float(line[2]), abs=0.06)
+    used = float(re.search(r"at most (\S+) GiB by the model", log)[1])
+    # with the model itself, and in tenths
+    assert 0.5 * used - 0.2 < estimate < 2.0 * used + 0.2
+    assert "KiB of GPU memory" not in run_lammps(structures.water(), demo_model).log
+
+
+def test_only_positions_and_the_cell_go_to_the_gpu_between_rebuilds(run_lammps, demo_model):
+    atoms = structures.water(4)
+    commands = "fix 1 all nve\ntimestep 0.0001\nneigh_modify delay 0 every 4 check no\nrun 8"
+    log = run_lammps(atoms, demo_model, options="device cuda profile yes", commands=commands).log
+    found = re.search(r"Between rebuilds (\S+) bytes for each atom and step go to the device", log)
+    assert 24 < float(found[1]) <= 25
+
+
+def test_no_memory_is_an_error_on_all_ranks(run_lammps, pair_model):
+    atoms = structures.water()
+    model = pair_model("memory", height=0.0)
+    result = run_lammps(atoms, model, options="device cuda", ranks=2)
+    assert result.code != 0 and result.log.count("ERROR") >= 1
+    assert "at step 0, with " in result.error and "GiB of the GPU's memory in use" in result.error
+    assert "out of memory" in result.error

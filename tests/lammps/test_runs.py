@@ -1,5 +1,7 @@
 """Longer lives of a pair style: dynamics, several runs, `clear`, hybrid styles, failures."""
 
+import re
+
 import numpy as np
 import pytest
 import structures
@@ -122,8 +124,8 @@ pair_coeff 1*2 * lj/cut 0.0 1.0
     assert np.abs(found.forces[platinum] - expected.forces).max() < 2e-5
 
 
-@pytest.mark.parametrize("ranks", [1, 4])
-@pytest.mark.parametrize("trouble", ["exception", "nan"])
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("trouble", ["exception", "memory", "nan"])
 def test_a_failure_on_one_rank_stops_all(run_lammps, pair_model, trouble, ranks):
     atoms = structures.gas()
     atoms.symbols[atoms.symbols == "C"] = "H"
@@ -132,8 +134,33 @@ def test_a_failure_on_one_rank_stops_all(run_lammps, pair_model, trouble, ranks)
     result = run_lammps(atoms, model, ranks=ranks, setup="processors * 1 1", commands="run 5")
     assert result.code != 0
     rank = ranks - 1
-    if trouble == "exception":
-        assert f"the model failed on rank {rank} at step 0" in result.error
-        assert result.error.split("(")[0].rstrip().endswith("an atom is too high")
-    else:
+    assert result.log.count("ERROR") == 1
+    if trouble == "nan":
         assert f"NaN or infinite on rank {rank} at step 0" in result.error
+    else:
+        assert f"the model failed on rank {rank} at step 0, with " in result.error
+        reason = {"exception": "an atom is too high", "memory": "can't allocate memory"}[trouble]
+        assert reason in result.error
+
+
+def test_how_atoms_are_shared_among_ranks(run_lammps, tiny_pet):
+    """24 atoms of which each of two ranks evaluates half, and the other half as ghosts."""
+    commands = "run 0\nrun 0"
+    log = run_lammps(structures.water(), tiny_pet, ranks=2, commands=commands).log
+    lines = re.findall(r"metatomic-tc: each of 2 ranks evaluates \(min/avg/max\) (.*)", log)
+    assert len(lines) == 1
+    found = re.fullmatch(
+        r"owned atoms (\d+)/12.0/(\d+), ghosts (\d+)/12.0/(\d+), "
+        r"share of ghosts in its work (\d+)/50/(\d+) %",
+        lines[0],
+    )
+    assert found, lines
+    low, high, low_ghosts, high_ghosts, *_ = map(int, found.groups())
+    assert low + high == low_ghosts + high_ghosts == 24
+    assert ("evaluate more ghosts than atoms of their own" in log) == (high > 12)
+    assert "ranks evaluates" not in run_lammps(structures.water(), tiny_pet).log
+
+
+def test_advice_when_there_are_more_ghosts_than_atoms(run_lammps, tiny_pet):
+    log = run_lammps(structures.gas(8), tiny_pet, ranks=4, setup="processors * 1 1").log
+    assert "4 of 4 ranks evaluate more ghosts than atoms of their own" in log
