@@ -9,6 +9,16 @@ from metatomic_tc.bench.cases import DIRECTIONS, Case
 from metatomic_tc.bench.gemm import DATA, Comparison, operands
 
 MODES = ["tf32x3", "fp16x3", "bf16x6", "bf16x9"]
+#: what other GPUs use, and runs on compute capability 9.0 too
+MMA_SYNC = [
+    "cutlass-3xtf32-128x64",
+    "cutlass-3xtf32-128x64-sliced-k",
+    "cutlass-3xtf32-64x64-sliced-k",
+    "mma-bf16x6-128x64",
+    "mma-bf16x6-64x64",
+    "mma-bf16x9-128x64",
+    "mma-bf16x9-64x64",
+]
 #: width of the tiles and parts of K
 TILINGS = [(64, 1), (64, 2), (64, 5), (128, 1), (128, 2), (128, 5)]
 #: M, N, K: tails everywhere, one row, long K (sums kept apart), more tiles than multiprocessors
@@ -43,26 +53,40 @@ def hopper(cuda):
     return cuda
 
 
+def assert_right_and_reproducible(device, shape, transpose_b, implementation, tilings):
+    M, N, K = shape
+    generator = torch.Generator(device).manual_seed(0)
+    a = torch.randn(M, K, device=device, generator=generator)
+    b = torch.randn(N, K, device=device, generator=generator)
+    b = b if transpose_b else b.T.contiguous()
+    bias = torch.randn(N, device=device, generator=generator)
+    wide = b.double().T if transpose_b else b.double()
+    exact = a.double() @ wide + bias
+    scale = (a.double().abs() @ wide.abs() + bias.abs()) * 2.0**-24
+    for tile_n, splits in tilings:
+        arguments = (a, b, bias, transpose_b, implementation, tile_n, splits)
+        result = gemm(*arguments)
+        assert ((result - exact).abs() / scale).max() < 8, (tile_n, splits)
+        for _ in range(4):
+            assert torch.equal(gemm(*arguments), result), (tile_n, splits)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("transpose_b", [True, False])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("mode", MODES)
 def test_all_tilings_are_right_and_reproducible(mode, shape, transpose_b, hopper):
-    M, N, K = shape
-    generator = torch.Generator(hopper).manual_seed(0)
-    a = torch.randn(M, K, device=hopper, generator=generator)
-    b = torch.randn(N, K, device=hopper, generator=generator)
-    b = b if transpose_b else b.T.contiguous()
-    bias = torch.randn(N, device=hopper, generator=generator)
-    wide = b.double().T if transpose_b else b.double()
-    exact = a.double() @ wide + bias
-    scale = (a.double().abs() @ wide.abs() + bias.abs()) * 2.0**-24
-    for tile_n, splits in TILINGS:
-        arguments = (a, b, bias, transpose_b, f"wgmma-{mode}", tile_n, splits)
-        result = gemm(*arguments)
-        assert ((result - exact).abs() / scale).max() < 8, (tile_n, splits)
-        for _ in range(4):
-            assert torch.equal(gemm(*arguments), result), (tile_n, splits)
+    assert_right_and_reproducible(hopper, shape, transpose_b, f"wgmma-{mode}", TILINGS)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("transpose_b", [True, False])
+@pytest.mark.parametrize("shape", [*SHAPES, (300, 128, 256)])
+@pytest.mark.parametrize("implementation", MMA_SYNC)
+def test_kernels_of_other_gpus_are_right_and_reproducible(
+    implementation, shape, transpose_b, hopper
+):
+    assert_right_and_reproducible(hopper, shape, transpose_b, implementation, [(0, 0)])
 
 
 @pytest.mark.gpu
