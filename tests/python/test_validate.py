@@ -426,6 +426,39 @@ def test_lammps_is_ended_with_the_script_that_started_it(tmp_path):
         run.check()
 
 
+def test_interrupted_dynamics_are_analysed_and_continued(network, tmp_path, monkeypatch):
+    settings = Settings(
+        nve_structure="water-24", nve_picoseconds=0.4, nve_every=2, nve_temperature=50.0
+    )
+    options = {
+        "device": "cpu", "tests": ["conservation"], "output": tmp_path, "settings": settings,
+        "resume": True,
+    }  # fmt: skip
+    shown = conservation.Bar.__call__
+
+    def interrupt(bar, done):
+        shown(bar, done)
+        if done > 0.15:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(conservation.Bar, "__call__", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        validate(network(), ["tf32x3"], **options)
+    data = json.loads((tmp_path / "report.json").read_text())
+    runs = data["results"]["conservation"]
+    lengths = {mode: runs[mode]["water-24"]["picoseconds"] for mode in ("fp32", "tf32x3")}
+    assert lengths["fp32"] == lengths["tf32x3"] and 0.0 < lengths["fp32"] < 0.4
+    assert data["verdicts"]["tf32x3"]["conservation"] in ("pass", "warn", "fail")
+    assert "Interrupted before the end" in Page((tmp_path / "report.html").read_text()).text
+
+    monkeypatch.setattr(conservation.Bar, "__call__", shown)
+    data = validate(network(), ["tf32x3"], **options)
+    run = data["results"]["conservation"]["fp32"]["water-24"]
+    assert run["picoseconds"] == pytest.approx(0.4)
+    assert run["times"] == pytest.approx(np.arange(401) * 0.001)
+    assert "Interrupted before" not in Page((tmp_path / "report.html").read_text()).text
+
+
 def test_dynamics_are_continued(network, tmp_path):
     settings = Settings(
         nve_structure="water-24", nve_picoseconds=0.06, nve_every=5, nve_temperature=50.0

@@ -7,6 +7,7 @@ error of that slope: the means of long blocks scatter independently of each othe
 energies of successive steps.
 """
 
+import contextlib
 import math
 import os
 import sys
@@ -25,12 +26,12 @@ SEED = 20261
 
 
 def run(context) -> None:
-    """Run LAMMPS in all modes."""
+    """Run LAMMPS in all modes. What an interrupted run has done is analysed, and can be resumed."""
     for structure in context.structures(TEST, [context.settings.nve_structure]):
         waiting = [
             mode
             for mode in context.modes
-            if context.results.get(TEST, mode, structure.name) is None
+            if not _finished(context, context.results.get(TEST, mode, structure.name))
         ]
         running: dict[str, _Dynamics] = {}
         bar = Bar(
@@ -53,9 +54,26 @@ def run(context) -> None:
                         dynamics.run.check()
                         context.results.put(TEST, mode, structure.name, dynamics.result())
                 bar(finished + sum(dynamics.progress() for dynamics in running.values()))
-        finally:
-            for dynamics in running.values():
-                dynamics.run.stop()
+        except BaseException:
+            _keep(context, structure, running)
+            raise
+
+
+def _finished(context, result: dict | None) -> bool:
+    timestep = 1e-3 * context.settings.nve_timestep
+    return (
+        result is not None and result["picoseconds"] > context.settings.nve_picoseconds - timestep
+    )
+
+
+def _keep(context, structure, running: dict[str, "_Dynamics"]) -> None:
+    """End the runs, and put what they have in common in time into the report."""
+    for dynamics in running.values():
+        dynamics.run.stop()
+    shortest = min((dynamics.progress() for dynamics in running.values()), default=0.0)
+    for mode, dynamics in running.items():
+        with contextlib.suppress(ValueError, ArithmeticError):  # too short, or not finite
+            context.results.put(TEST, mode, structure.name, dynamics.result(shortest))
 
 
 class _Dynamics:
@@ -114,17 +132,23 @@ class _Dynamics:
         steps = lammps.read_log(self.run.log).get("Step", [])
         return steps[-1] * self._timestep if steps else 0.0
 
-    def result(self) -> dict:
-        """The energies of all parts of the run, later ones in place of earlier ones, analysed."""
+    def result(self, until: float = math.inf) -> dict:
+        """
+        The energies of all parts of the run, later ones in place of earlier ones, analysed.
+
+        :param until: leaves out what comes later, in ps
+        """
         energies: dict[int, tuple[float, float]] = {}
         logs = self._directory.glob("nve-*.log")
         for path in sorted(logs, key=lambda path: int(path.stem.removeprefix("nve-"))):
             log = lammps.read_log(path)
             rows = zip(*(log.get(name, []) for name in ("Step", "TotEng", "Temp")), strict=True)
             energies |= {int(step): (energy, temperature) for step, energy, temperature in rows}
-        steps = sorted(energies)
+        steps = sorted(step for step in energies if step * self._timestep <= until)
         times = np.array(steps) * self._timestep
         change = np.array([energies[step][0] for step in steps])
+        if not steps:
+            raise ValueError("the run has not begun")
         change = 1000 * (change - change[0]) / self._atoms
         temperature = float(np.mean([energies[step][1] for step in steps]))
         thin = slice(None, None, math.ceil(len(times) / MOST_POINTS))

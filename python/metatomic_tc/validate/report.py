@@ -234,6 +234,12 @@ def _conservation(data: dict) -> str:
         f"line through the means of {BLOCKS} blocks; it is too small if a block, a tenth of the "
         "run, is shorter than the vibrations of the atoms.</p>"
     ]
+    lengths = [run["picoseconds"] for found in results.values() for run in found.values()]
+    if lengths and min(lengths) < settings["nve_picoseconds"] - settings["nve_timestep"] / 1000:
+        parts.append(
+            "<p>Interrupted before the end: the table says how long each run is. The same command "
+            "with --resume goes on with them.</p>"
+        )
     for structure in dict.fromkeys(s for found in results.values() for s in found):
         parts.append(
             _plot(
