@@ -1,0 +1,83 @@
+"""Models with the PET backend of metatomic-tc give in LAMMPS what metatrain's backend gives in ASE."""
+
+import ase
+import numpy as np
+import pytest
+import structures
+from lammps_runs import assert_close
+
+from metatomic_tc.export import export
+
+
+@pytest.fixture(scope="module")
+def flat_pet(tiny_pet_checkpoint, tmp_path_factory):
+    """`tiny_pet` with the backend of metatomic-tc."""
+    path = tmp_path_factory.mktemp("flat") / "tiny.pt"
+    result = export(tiny_pet_checkpoint, path, mode="fp32")
+    assert result.backend.startswith("tc"), result.backend
+    return path
+
+
+STRUCTURES = {
+    "water": structures.water,
+    "crystal": structures.crystal,
+    "small cell": lambda: structures.crystal(1, 0.0),
+    "slab": structures.slab,
+    "gas": structures.gas,
+    "beyond the interaction range": structures.row_and_cluster,
+    "one atom": lambda: ase.Atoms("O", [[1.0, 2.0, 3.0]], cell=[12.0] * 3, pbc=True),
+}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures(run_lammps, reference, tiny_pet, flat_pet, name, ranks):
+    atoms = STRUCTURES[name]()
+    expected = reference(atoms, tiny_pet)
+    assert_close(run_lammps(atoms, flat_pet, ranks=ranks), expected)
+
+
+def test_empty_ranks(run_lammps, reference, tiny_pet, flat_pet):
+    atoms = structures.slab()
+    found = run_lammps(atoms, flat_pet, ranks=4, setup="processors 1 1 *")
+    assert_close(found, reference(atoms, tiny_pet))
+
+
+@pytest.mark.parametrize("pbc", [(True, True, False), (False, False, False)])
+def test_boundaries(run_lammps, reference, tiny_pet, flat_pet, pbc):
+    atoms = structures.water()
+    atoms.pbc = pbc
+    assert_close(run_lammps(atoms, flat_pet, ranks=2), reference(atoms, tiny_pet))
+
+
+def test_per_atom_virials_add_up(run_lammps, reference, flat_pet, tiny_pet):
+    atoms = structures.water()
+    commands = """
+compute stress all stress/atom NULL virial
+compute sum all reduce sum c_stress[1] c_stress[2] c_stress[3] c_stress[4] c_stress[5] c_stress[6]
+thermo_style custom step pe etotal vol c_virial[*] c_sum[*]
+run 0
+variable worst equal "abs(c_sum[1]+c_virial[1]*vol)+abs(c_sum[4]+c_virial[4]*vol)"
+print "DEVIATION $(v_worst) OF $(abs(c_sum[1]))"
+"""
+    found = run_lammps(atoms, flat_pet, commands=commands)
+    assert found.code == 0, found.log
+    words = [line for line in found.log.splitlines() if line.startswith("DEVIATION")][-1].split()
+    assert float(words[1]) < 1e-4 * float(words[3])
+
+
+def test_modes_differ(run_lammps, reference, flat_pet):
+    atoms = structures.water()
+    forces = {mode: run_lammps(atoms, flat_pet, mode).forces for mode in ("fp32", "tf32x3", "tf32")}
+    assert 0 < np.abs(forces["tf32x3"] - forces["fp32"]).max() < 2e-5
+    assert np.abs(forces["tf32"] - forces["fp32"]).max() > 1e-4
+
+
+def test_dynamics_through_rebuilds(run_lammps, flat_pet, tiny_pet):
+    """With pairs that come and go between rebuilds."""
+    commands = "velocity all create 600 1\nfix 1 all nve\nneigh_modify delay 0 every 4\nrun 12"
+    atoms = structures.water()
+    flat = run_lammps(atoms, flat_pet, ranks=2, commands=commands)
+    stock = run_lammps(atoms, tiny_pet, commands=commands)
+    assert flat.code == stock.code == 0, flat.log + stock.log
+    assert np.abs(flat.forces - stock.forces).max() < 2e-4
