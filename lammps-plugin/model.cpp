@@ -233,7 +233,7 @@ struct Model::Implementation {
     copied += static_cast<int64_t>(tensor.nbytes());
     return tensor.to(device);
   }
-  Kept &kept(const Structure &structure, const torch::Tensor &positions);
+  Kept &kept(const Structure &structure);
 
   /// Adds the time since `start` to `sum`, and starts again.
   void stamp(std::chrono::steady_clock::time_point &start, double &sum) const {
@@ -526,8 +526,7 @@ private:
   std::optional<torch::jit::GraphOptimizerEnabledGuard> optimizer_;
 };
 
-Model::Implementation::Kept &Model::Implementation::kept(const Structure &structure,
-                                                         const torch::Tensor &positions) {
+Model::Implementation::Kept &Model::Implementation::kept(const Structure &structure) {
   auto &kept = kept_structures[&structure];
   if (kept.build == structure.build)
     return kept;
@@ -535,11 +534,12 @@ Model::Implementation::Kept &Model::Implementation::kept(const Structure &struct
   const auto n = static_cast<int64_t>(structure.types.size());
   kept = Kept();
   kept.types = to_device(structure.types.data(), {n}, torch::kInt32).clone();
-  kept.periodic = to_device(structure.cell.periodic, {3}, torch::kBool).clone();
-  Cell cell = structure.cell;
+  kept.periodic = to_device(structure.build_cell.periodic, {3}, torch::kBool).clone();
+  Cell cell = structure.build_cell;
   for (auto &row : cell.rows)
     for (double &x : row)
       x *= angstrom;
+  const auto positions = to_device(structure.build_positions.data(), {n, 3}, torch::kFloat64);
   kept.pairs = cell_list(positions * angstrom, cell, structure.list_cutoff * angstrom);
   if (structure.owned < n) {
     const auto options = torch::TensorOptions(torch::kInt32).device(device);
@@ -564,7 +564,7 @@ Model::Implementation::Input Model::Implementation::input(const Structure &struc
   Input result;
   result.positions = to_device(structure.positions.data(), {n, 3}, torch::kFloat64);
   auto cell = to_device(structure.cell.rows, {3, 3}, torch::kFloat64);
-  const auto &kept = this->kept(structure, result.positions);
+  const auto &kept = this->kept(structure);
 
   auto positions = result.positions;
   positions.requires_grad_(gradient);
@@ -643,12 +643,12 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
   // The atoms that are closest to the middle of all.
   std::array<double, 3> middle = {0.0, 0.0, 0.0};
   for (int64_t i = 0; i < 3 * n; i++)
-    middle[i % 3] += structure.positions[i] / n;
+    middle[i % 3] += structure.build_positions[i] / n;
   std::vector<std::pair<double, int64_t>> order;
   for (int64_t i = 0; i < n; i++) {
     double square = 0.0;
     for (int m = 0; m < 3; m++)
-      square += std::pow(structure.positions[3 * i + m] - middle[m], 2);
+      square += std::pow(structure.build_positions[3 * i + m] - middle[m], 2);
     order.emplace_back(square, i);
   }
   std::nth_element(order.begin(), order.begin() + sample, order.end());
@@ -660,11 +660,14 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
     const int64_t i = order[k].second;
     part.types.push_back(structure.types[i]);
     for (int m = 0; m < 3; m++)
-      part.positions.push_back(structure.positions[3 * i + m]);
+      part.positions.push_back(structure.build_positions[3 * i + m]);
   }
+  part.build_positions = part.positions;
 
   at::accelerator::resetPeakStats(self.device.index());
   const auto before = allocated(self.device);
+  // What an evaluation that failed left of another structure at this address.
+  self.kept_structures.erase(&part);
   // A non-conservative stress needs a cell; it takes no memory.
   evaluate(part, self.stress_key.empty());
   self.kept_structures.erase(&part);
@@ -697,9 +700,7 @@ std::string Model::memory_use() const {
 std::vector<Pair> Model::pairs(const Structure &structure) {
   auto &self = *implementation_;
   const OnDevice on_device(self.device);
-  const auto n = static_cast<int64_t>(structure.types.size());
-  const auto positions = self.to_device(structure.positions.data(), {n, 3}, torch::kFloat64);
-  const auto host = self.kept(structure, positions).pairs.to(torch::kCPU).contiguous();
+  const auto host = self.kept(structure).pairs.to(torch::kCPU).contiguous();
   static_assert(sizeof(Pair) == 5 * sizeof(int32_t));
   std::vector<Pair> pairs(host.size(0));
   std::copy_n(host.data_ptr<int32_t>(), host.numel(), reinterpret_cast<int32_t *>(pairs.data()));

@@ -49,15 +49,18 @@ struct ModelOptions {
 
 /// A structure, in units of LAMMPS.
 struct Structure {
+  /// Of this step, as `positions`.
   Cell cell;
   /// Number of times that what follows was made anew; from the same number the model knows that it
   /// has it already, where it computes.
   int64_t build = 0;
   /// [n], atomic numbers
   std::vector<int32_t> types;
-  /// Pairs closer than this when the structure is built may come within the largest cutoff before
-  /// the next build, others not.
+  /// Pairs closer than this in the positions and the cell of the build, even if it is seen only
+  /// later, may come within the largest cutoff before the next build, others not.
   double list_cutoff = 0.0;
+  std::vector<double> build_positions;
+  Cell build_cell;
   /// The energy is that of the first `owned` atoms only.
   int64_t owned = 0;
   /// [n][3], of this step

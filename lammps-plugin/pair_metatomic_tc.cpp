@@ -499,12 +499,15 @@ double PairMetatomicTC::distance_outside(const double *x) const {
   return distance;
 }
 
-void PairMetatomicTC::set_types(const mtc::EvaluatedAtoms &atoms, mtc::Structure &structure) {
+void PairMetatomicTC::build_structure(const mtc::EvaluatedAtoms &atoms, const mtc::Cell &cell,
+                                      mtc::Structure &structure) {
   structure.types.resize(atoms.size());
   for (int i = 0; i < atoms.size(); i++)
     structure.types[i] = atomic_number_[atom->type[atoms.lammps_index(i)]];
   structure.owned = atoms.owned();
   structure.list_cutoff = model_->cutoff() + neighbor->skin;
+  structure.build_cell = cell;
+  atoms.positions(atom->x, cell, structure.build_positions);
   structure.build++;
 }
 
@@ -531,17 +534,17 @@ void PairMetatomicTC::rebuild() {
   const bool ghosts = comm->nprocs > 1 || options_.check_consistency;
   atoms_.build(atom->nlocal, ghosts ? atom->nghost : 0, tag, skip, atom->x, outside, center,
                cell());
-  set_types(atoms_, structure_);
+  build_structure(atoms_, cell(), structure_);
   if (atomic_virials_) {
     // Nothing is an image of anything else.
     std::iota(tag.begin(), tag.end(), 0);
     images_.build(atom->nlocal, atom->nghost, tag, skip, atom->x, outside, center, mtc::Cell());
-    set_types(images_, image_structure_);
+    build_structure(images_, mtc::Cell(), image_structure_);
   }
   if (options_.check_consistency) {
-    check_pairs(atoms_, cell(), structure_);
+    check_pairs(atoms_, structure_);
     if (atomic_virials_)
-      check_pairs(images_, mtc::Cell(), image_structure_);
+      check_pairs(images_, image_structure_);
   }
   last_build_ = neighbor->lastcall;
   // All ranks are here at the first step of a run.
@@ -609,8 +612,6 @@ void PairMetatomicTC::check_memory() {
   std::optional<mtc::Memory> memory;
   std::string problem;
   try {
-    structure_.cell = cell();
-    atoms_.positions(atom->x, structure_.cell, structure_.positions);
     if (atoms_.owned() > 0)
       memory = model_->estimate_memory(structure_);
   } catch (const std::exception &failure) {
@@ -658,19 +659,17 @@ void PairMetatomicTC::fail(const std::string &problem) {
 }
 
 /// Compares the pairs for the model with LAMMPS's.
-void PairMetatomicTC::check_pairs(const mtc::EvaluatedAtoms &atoms, const mtc::Cell &cell,
-                                  mtc::Structure &structure) {
+void PairMetatomicTC::check_pairs(const mtc::EvaluatedAtoms &atoms,
+                                  const mtc::Structure &structure) {
   if (atoms.owned() == 0)
     return;
-  structure.cell = cell;
-  atoms.positions(atom->x, cell, structure.positions);
   std::string problem;
   try {
     problem =
         mtc::compare(model_->pairs(structure),
                      mtc::pairs_of(atoms, {list->inum + (list->ghost ? list->gnum : 0), list->ilist,
                                            list->numneigh, list->firstneigh, NEIGHMASK}),
-                     atoms, structure.positions, cell, structure.list_cutoff);
+                     atoms, structure.build_positions, structure.build_cell, structure.list_cutoff);
   } catch (const std::exception &failure) {
     problem = mtc::one_line(failure);
   }

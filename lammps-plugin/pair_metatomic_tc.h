@@ -103,9 +103,10 @@ private:
   metatomic_tc::lammps::Cell cell() const;
   double distance_outside(const double *x) const;
   void rebuild();
-  void check_pairs(const metatomic_tc::lammps::EvaluatedAtoms &, const metatomic_tc::lammps::Cell &,
-                   metatomic_tc::lammps::Structure &);
-  void set_types(const metatomic_tc::lammps::EvaluatedAtoms &, metatomic_tc::lammps::Structure &);
+  void check_pairs(const metatomic_tc::lammps::EvaluatedAtoms &,
+                   const metatomic_tc::lammps::Structure &);
+  void build_structure(const metatomic_tc::lammps::EvaluatedAtoms &,
+                       const metatomic_tc::lammps::Cell &, metatomic_tc::lammps::Structure &);
   std::vector<double> gather(std::vector<double>) const;
   void report_atoms();
   void check_memory();
