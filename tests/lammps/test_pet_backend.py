@@ -1,11 +1,10 @@
-"""Models with the PET backend of metatomic-tc give in LAMMPS what metatrain's backend gives in ASE."""
+"""In LAMMPS the PET backend of metatomic-tc gives what that of metatrain gives in ASE."""
 
 import ase
 import numpy as np
 import pytest
 import structures
 from lammps_runs import assert_close
-
 from metatomic_tc.export import export
 
 
