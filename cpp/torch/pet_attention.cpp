@@ -89,44 +89,41 @@ struct Attention : public torch::autograd::Function<Attention> {
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        auto gradients = pet::Gradients(name, upper);
-        auto result = variable_list(5);
-        if (gradients.none()) {
-            return result;
-        }
-        auto saved = context->get_saved_variables();
-        auto heads = context->saved_data["heads"].toInt();
-        auto scale = context->saved_data["scale"].toDouble();
-        auto gradient = gradients[0];
-        auto grad_qkv = at::empty_like(saved[0]);
-        auto products = at::empty_like(saved[4]), grad_log_factors = at::empty_like(saved[4]);
-        AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-            auto problem = pet::AttentionBackward<scalar_t>{
-                attention<scalar_t>(saved, heads, scale),
-                pointer<scalar_t>(gradient),
-                output<scalar_t>(products),
-                output<scalar_t>(grad_qkv),
-                output<scalar_t>(grad_log_factors)
-            };
-            if (gradient.is_cuda()) {
-                pet::launch_attention(problem, pet::stream_of(gradient));
-            } else {
-                at::parallel_for(0, problem.forward.atoms, 1, [&](int64_t begin, int64_t end) {
-                    for (auto atom = begin; atom < end; atom++) {
-                        pet::attend_backward(problem, atom);
-                    }
-                });
+        return pet::gradients_of(name, 5, upper, [&](const auto &gradients, auto &result) {
+            auto saved = context->get_saved_variables();
+            auto heads = context->saved_data["heads"].toInt();
+            auto scale = context->saved_data["scale"].toDouble();
+            auto gradient = gradients[0];
+            auto grad_qkv = at::empty_like(saved[0]);
+            auto products = at::empty_like(saved[4]), grad_log_factors = at::empty_like(saved[4]);
+            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                auto problem = pet::AttentionBackward<scalar_t>{
+                    attention<scalar_t>(saved, heads, scale),
+                    pointer<scalar_t>(gradient),
+                    output<scalar_t>(products),
+                    output<scalar_t>(grad_qkv),
+                    output<scalar_t>(grad_log_factors)
+                };
+                if (gradient.is_cuda()) {
+                    pet::launch_attention(problem, pet::stream_of(gradient));
+                } else {
+                    at::parallel_for(0, problem.forward.atoms, 1, [&](int64_t begin, int64_t end) {
+                        for (auto atom = begin; atom < end; atom++) {
+                            pet::attend_backward(problem, atom);
+                        }
+                    });
+                }
+            });
+            result[0] = grad_qkv;
+            if (context->needs_input_grad(1)) {
+                const auto &factors = saved[1];
+                auto atoms = saved[2].numel() - 1;
+                auto sums = grad_log_factors.narrow(0, atoms, factors.numel()).sum(1);
+                result[1] = at::where(
+                    factors < pet::smallest_factor, at::zeros_like(factors), sums / factors
+                );
             }
         });
-        result[0] = grad_qkv;
-        if (context->needs_input_grad(1)) {
-            const auto &factors = saved[1];
-            auto atoms = saved[2].numel() - 1;
-            auto sums = grad_log_factors.narrow(0, atoms, factors.numel()).sum(1);
-            result[1] =
-                at::where(factors < pet::smallest_factor, at::zeros_like(factors), sums / factors);
-        }
-        return result;
     }
 };
 

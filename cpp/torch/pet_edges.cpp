@@ -131,37 +131,33 @@ struct AdaptiveCutoffs : public torch::autograd::Function<AdaptiveCutoffs> {
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        auto gradients = pet::Gradients(name, upper);
-        auto result = variable_list(9);
-        if (gradients.none()) {
-            return result;
-        }
-        auto saved = context->get_saved_variables();
-        auto pairs = PairTensors(saved);
-        auto gradient = gradients[0];
-        auto grad_positions = at::empty_like(pairs.positions);
-        auto grad_cells = at::empty({pairs.atoms(), 9}, gradient.options());
-        AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-            auto width = static_cast<scalar_t>(context->saved_data["width"].toDouble());
-            pet::run(
-                pet::AdaptiveCutoffsBackward<scalar_t>{
-                    pairs.pairs<scalar_t>(),
-                    {width, true},
-                    pointer<scalar_t>(saved[6]),
-                    pointer<scalar_t>(saved[7]),
-                    pointer<scalar_t>(gradient),
-                    output<scalar_t>(grad_positions),
-                    output<scalar_t>(grad_cells)
-                },
-                pairs.atoms(),
-                gradient
-            );
+        return pet::gradients_of(name, 9, upper, [&](const auto &gradients, auto &result) {
+            auto saved = context->get_saved_variables();
+            auto pairs = PairTensors(saved);
+            auto gradient = gradients[0];
+            auto grad_positions = at::empty_like(pairs.positions);
+            auto grad_cells = at::empty({pairs.atoms(), 9}, gradient.options());
+            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                auto width = static_cast<scalar_t>(context->saved_data["width"].toDouble());
+                pet::run(
+                    pet::AdaptiveCutoffsBackward<scalar_t>{
+                        pairs.pairs<scalar_t>(),
+                        {width, true},
+                        pointer<scalar_t>(saved[6]),
+                        pointer<scalar_t>(saved[7]),
+                        pointer<scalar_t>(gradient),
+                        output<scalar_t>(grad_positions),
+                        output<scalar_t>(grad_cells)
+                    },
+                    pairs.atoms(),
+                    gradient
+                );
+            });
+            result[0] = grad_positions;
+            if (context->needs_input_grad(1)) {
+                result[1] = sum_of_systems(grad_cells, pairs.system_indices, pairs.cells.size(0));
+            }
         });
-        result[0] = grad_positions;
-        if (context->needs_input_grad(1)) {
-            result[1] = sum_of_systems(grad_cells, pairs.system_indices, pairs.cells.size(0));
-        }
-        return result;
     }
 };
 
@@ -199,35 +195,31 @@ struct EdgeVectors : public torch::autograd::Function<EdgeVectors> {
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        auto gradients = pet::Gradients(name, upper);
-        auto result = variable_list(7);
-        if (gradients.none()) {
-            return result;
-        }
-        auto saved = context->get_saved_variables();
-        auto edges = PairTensors(saved);
-        auto gradient = gradients[0];
-        auto grad_positions = at::empty_like(edges.positions);
-        auto grad_cells = at::empty({edges.atoms(), 9}, gradient.options());
-        AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-            pet::run(
-                pet::EdgeVectorsBackward<scalar_t>{
-                    pointer<int>(edges.cell_shifts),
-                    pointer<int>(edges.row_starts),
-                    pointer<int>(saved[6]),
-                    pointer<scalar_t>(gradient),
-                    output<scalar_t>(grad_positions),
-                    output<scalar_t>(grad_cells)
-                },
-                edges.atoms(),
-                gradient
-            );
+        return pet::gradients_of(name, 7, upper, [&](const auto &gradients, auto &result) {
+            auto saved = context->get_saved_variables();
+            auto edges = PairTensors(saved);
+            auto gradient = gradients[0];
+            auto grad_positions = at::empty_like(edges.positions);
+            auto grad_cells = at::empty({edges.atoms(), 9}, gradient.options());
+            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                pet::run(
+                    pet::EdgeVectorsBackward<scalar_t>{
+                        pointer<int>(edges.cell_shifts),
+                        pointer<int>(edges.row_starts),
+                        pointer<int>(saved[6]),
+                        pointer<scalar_t>(gradient),
+                        output<scalar_t>(grad_positions),
+                        output<scalar_t>(grad_cells)
+                    },
+                    edges.atoms(),
+                    gradient
+                );
+            });
+            result[0] = grad_positions;
+            if (context->needs_input_grad(1)) {
+                result[1] = sum_of_systems(grad_cells, edges.system_indices, edges.cells.size(0));
+            }
         });
-        result[0] = grad_positions;
-        if (context->needs_input_grad(1)) {
-            result[1] = sum_of_systems(grad_cells, edges.system_indices, edges.cells.size(0));
-        }
-        return result;
     }
 };
 
@@ -276,34 +268,30 @@ struct CutoffFactors : public torch::autograd::Function<CutoffFactors> {
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        auto gradients = pet::Gradients(name, upper);
-        auto result = variable_list(7);
-        if (gradients.none()) {
-            return result;
-        }
-        auto saved = context->get_saved_variables();
-        auto gradient = gradients[0];
-        result[0] = at::empty_like(saved[0]);
-        result[1] = at::empty_like(saved[1]);
-        AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-            auto width = static_cast<scalar_t>(context->saved_data["width"].toDouble());
-            pet::run(
-                pet::CutoffFactorsBackward<scalar_t>{
-                    {width, context->saved_data["bump"].toBool()},
-                    pointer<scalar_t>(saved[0]),
-                    pointer<scalar_t>(saved[1]),
-                    pointer<int>(saved[2]),
-                    pointer<int>(saved[3]),
-                    pointer<int>(saved[4]),
-                    pointer<scalar_t>(gradient),
-                    output<scalar_t>(result[0]),
-                    output<scalar_t>(result[1])
-                },
-                saved[1].size(0),
-                gradient
-            );
+        return pet::gradients_of(name, 7, upper, [&](const auto &gradients, auto &result) {
+            auto saved = context->get_saved_variables();
+            auto gradient = gradients[0];
+            result[0] = at::empty_like(saved[0]);
+            result[1] = at::empty_like(saved[1]);
+            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                auto width = static_cast<scalar_t>(context->saved_data["width"].toDouble());
+                pet::run(
+                    pet::CutoffFactorsBackward<scalar_t>{
+                        {width, context->saved_data["bump"].toBool()},
+                        pointer<scalar_t>(saved[0]),
+                        pointer<scalar_t>(saved[1]),
+                        pointer<int>(saved[2]),
+                        pointer<int>(saved[3]),
+                        pointer<int>(saved[4]),
+                        pointer<scalar_t>(gradient),
+                        output<scalar_t>(result[0]),
+                        output<scalar_t>(result[1])
+                    },
+                    saved[1].size(0),
+                    gradient
+                );
+            });
         });
-        return result;
     }
 };
 

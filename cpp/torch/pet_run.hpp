@@ -159,6 +159,20 @@ class Gradients {
     std::optional<c10::DeviceGuard> guard;
 };
 
+/// What the backward of an operator with so many arguments returns: `compute(gradients, result)`
+/// fills it, unless all gradients are zero.
+template <class Compute>
+torch::autograd::variable_list gradients_of(
+    const char *name, size_t arguments, const torch::autograd::variable_list &upper, Compute compute
+) {
+    auto gradients = Gradients(name, upper);
+    auto result = torch::autograd::variable_list(arguments);
+    if (!gradients.none()) {
+        compute(gradients, result);
+    }
+    return result;
+}
+
 template <class T> const T *pointer(const at::Tensor &tensor) {
     return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
 }

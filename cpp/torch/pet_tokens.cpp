@@ -100,32 +100,28 @@ struct ConcatenatedNorm : public torch::autograd::Function<ConcatenatedNorm> {
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        auto gradients = pet::Gradients(name, upper);
-        auto result = variable_list(6);
-        if (gradients.none()) {
-            return result;
-        }
-        auto saved = context->get_saved_variables();
-        auto norm = NormTensors(saved[2], context);
-        auto gradient = gradients[0];
-        result[0] = at::empty_like(saved[0]);
-        result[1] = at::empty_like(saved[1]);
-        AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-            pet::run(
-                pet::ConcatenatedNormBackward<scalar_t>{
-                    norm.norm<scalar_t>(),
-                    pointer<scalar_t>(saved[0]),
-                    pointer<scalar_t>(saved[1]),
-                    saved[0].size(0),
-                    pointer<scalar_t>(gradient),
-                    output<scalar_t>(result[0]),
-                    output<scalar_t>(result[1])
-                },
-                gradient.size(0),
-                gradient
-            );
+        return pet::gradients_of(name, 6, upper, [&](const auto &gradients, auto &result) {
+            auto saved = context->get_saved_variables();
+            auto norm = NormTensors(saved[2], context);
+            auto gradient = gradients[0];
+            result[0] = at::empty_like(saved[0]);
+            result[1] = at::empty_like(saved[1]);
+            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                pet::run(
+                    pet::ConcatenatedNormBackward<scalar_t>{
+                        norm.norm<scalar_t>(),
+                        pointer<scalar_t>(saved[0]),
+                        pointer<scalar_t>(saved[1]),
+                        saved[0].size(0),
+                        pointer<scalar_t>(gradient),
+                        output<scalar_t>(result[0]),
+                        output<scalar_t>(result[1])
+                    },
+                    gradient.size(0),
+                    gradient
+                );
+            });
         });
-        return result;
     }
 };
 
@@ -184,35 +180,31 @@ struct ResidualNorm : public torch::autograd::Function<ResidualNorm> {
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        auto gradients = pet::Gradients(name, upper);
-        auto result = variable_list(6);
-        if (gradients.none()) {
-            return result;
-        }
-        auto saved = context->get_saved_variables();
-        auto sums = saved[0];
-        auto norm = NormTensors(saved[1], context);
-        auto nodes = context->saved_data["nodes"].toInt();
-        auto grad_nodes = gradients[0], grad_sums = gradients[1], grad_normed = gradients[2];
-        auto grad_tokens = at::empty({nodes + sums.size(0), sums.size(1)}, sums.options());
-        AT_DISPATCH_FLOATING_TYPES(sums.scalar_type(), name, [&] {
-            pet::run(
-                pet::ResidualNormBackward<scalar_t>{
-                    norm.norm<scalar_t>(),
-                    pointer<scalar_t>(sums),
-                    nodes,
-                    pointer<scalar_t>(grad_nodes),
-                    pointer<scalar_t>(grad_sums),
-                    pointer<scalar_t>(grad_normed),
-                    output<scalar_t>(grad_tokens)
-                },
-                grad_tokens.size(0),
-                sums
-            );
+        return pet::gradients_of(name, 6, upper, [&](const auto &gradients, auto &result) {
+            auto saved = context->get_saved_variables();
+            auto sums = saved[0];
+            auto norm = NormTensors(saved[1], context);
+            auto nodes = context->saved_data["nodes"].toInt();
+            auto grad_nodes = gradients[0], grad_sums = gradients[1], grad_normed = gradients[2];
+            auto grad_tokens = at::empty({nodes + sums.size(0), sums.size(1)}, sums.options());
+            AT_DISPATCH_FLOATING_TYPES(sums.scalar_type(), name, [&] {
+                pet::run(
+                    pet::ResidualNormBackward<scalar_t>{
+                        norm.norm<scalar_t>(),
+                        pointer<scalar_t>(sums),
+                        nodes,
+                        pointer<scalar_t>(grad_nodes),
+                        pointer<scalar_t>(grad_sums),
+                        pointer<scalar_t>(grad_normed),
+                        output<scalar_t>(grad_tokens)
+                    },
+                    grad_tokens.size(0),
+                    sums
+                );
+            });
+            result[0] = grad_tokens;
+            result[1] = grad_tokens.narrow(0, nodes, sums.size(0));
         });
-        result[0] = grad_tokens;
-        result[1] = grad_tokens.narrow(0, nodes, sums.size(0));
-        return result;
     }
 };
 
@@ -252,29 +244,25 @@ struct ReversedPairNorm : public torch::autograd::Function<ReversedPairNorm> {
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        auto gradients = pet::Gradients(name, upper);
-        auto result = variable_list(5);
-        if (gradients.none()) {
-            return result;
-        }
-        auto saved = context->get_saved_variables();
-        auto norm = NormTensors(saved[2], context);
-        auto gradient = gradients[0];
-        result[0] = at::empty_like(saved[0]);
-        AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-            pet::run(
-                pet::ReversedPairNormBackward<scalar_t>{
-                    norm.norm<scalar_t>(),
-                    pointer<scalar_t>(saved[0]),
-                    pointer<int>(saved[1]),
-                    pointer<scalar_t>(gradient),
-                    output<scalar_t>(result[0])
-                },
-                gradient.size(0),
-                gradient
-            );
+        return pet::gradients_of(name, 5, upper, [&](const auto &gradients, auto &result) {
+            auto saved = context->get_saved_variables();
+            auto norm = NormTensors(saved[2], context);
+            auto gradient = gradients[0];
+            result[0] = at::empty_like(saved[0]);
+            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                pet::run(
+                    pet::ReversedPairNormBackward<scalar_t>{
+                        norm.norm<scalar_t>(),
+                        pointer<scalar_t>(saved[0]),
+                        pointer<int>(saved[1]),
+                        pointer<scalar_t>(gradient),
+                        output<scalar_t>(result[0])
+                    },
+                    gradient.size(0),
+                    gradient
+                );
+            });
         });
-        return result;
     }
 };
 
@@ -324,30 +312,26 @@ struct EdgeTokens : public torch::autograd::Function<EdgeTokens> {
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        auto gradients = pet::Gradients(name, upper);
-        auto result = variable_list(5);
-        if (gradients.none()) {
-            return result;
-        }
-        auto saved = context->get_saved_variables();
-        auto gradient = gradients[0];
-        if (saved[0].defined()) {
-            result[0] = at::empty_like(saved[0]);
-        }
-        result[1] = at::empty_like(saved[1]);
-        AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-            pet::run(
-                pet::EdgeTokensBackward<scalar_t>{
-                    tokens<scalar_t>(saved),
-                    pointer<scalar_t>(gradient),
-                    output<scalar_t>(result[0]),
-                    output<scalar_t>(result[1])
-                },
-                gradient.size(0),
-                gradient
-            );
+        return pet::gradients_of(name, 5, upper, [&](const auto &gradients, auto &result) {
+            auto saved = context->get_saved_variables();
+            auto gradient = gradients[0];
+            if (saved[0].defined()) {
+                result[0] = at::empty_like(saved[0]);
+            }
+            result[1] = at::empty_like(saved[1]);
+            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                pet::run(
+                    pet::EdgeTokensBackward<scalar_t>{
+                        tokens<scalar_t>(saved),
+                        pointer<scalar_t>(gradient),
+                        output<scalar_t>(result[0]),
+                        output<scalar_t>(result[1])
+                    },
+                    gradient.size(0),
+                    gradient
+                );
+            });
         });
-        return result;
     }
 };
 
@@ -387,31 +371,27 @@ struct SegmentSum : public torch::autograd::Function<SegmentSum> {
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        auto gradients = pet::Gradients(name, upper);
-        auto result = variable_list(3);
-        if (gradients.none()) {
-            return result;
-        }
-        auto saved = context->get_saved_variables();
-        auto gradient = gradients[0];
-        result[0] = at::empty_like(saved[0]);
-        result[1] = at::empty_like(saved[1]);
-        AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-            pet::run(
-                pet::SegmentSumBackward<scalar_t>{
-                    pointer<scalar_t>(saved[0]),
-                    pointer<scalar_t>(saved[1]),
-                    pointer<int>(saved[2]),
-                    static_cast<int>(gradient.size(1)),
-                    pointer<scalar_t>(gradient),
-                    output<scalar_t>(result[0]),
-                    output<scalar_t>(result[1])
-                },
-                gradient.size(0),
-                gradient
-            );
+        return pet::gradients_of(name, 3, upper, [&](const auto &gradients, auto &result) {
+            auto saved = context->get_saved_variables();
+            auto gradient = gradients[0];
+            result[0] = at::empty_like(saved[0]);
+            result[1] = at::empty_like(saved[1]);
+            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                pet::run(
+                    pet::SegmentSumBackward<scalar_t>{
+                        pointer<scalar_t>(saved[0]),
+                        pointer<scalar_t>(saved[1]),
+                        pointer<int>(saved[2]),
+                        static_cast<int>(gradient.size(1)),
+                        pointer<scalar_t>(gradient),
+                        output<scalar_t>(result[0]),
+                        output<scalar_t>(result[1])
+                    },
+                    gradient.size(0),
+                    gradient
+                );
+            });
         });
-        return result;
     }
 };
 
