@@ -52,7 +52,7 @@ def test_one_rank_and_two_agree_during_a_run(run_lammps, tiny_pet, tmp_path):
             atoms,
             tiny_pet,
             ranks=ranks,
-            steps=10,
+            steps=5,
             more="velocity all create 500 1 loop geom\nfix 1 all nve\ntimestep 0.0005\n"
             "neighbor 0.3 bin\nneigh_modify every 1 delay 0",
         )
