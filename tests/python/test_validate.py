@@ -358,6 +358,14 @@ def test_results_are_resumed(static_run, network, monkeypatch):
     assert again["results"]["single_point"] == data["results"]["single_point"]
 
 
+def test_a_report_is_not_written_over(static_run, network):
+    directory, _ = static_run
+    before = (directory / "report.json").read_bytes()
+    with pytest.raises(ModelFileError, match="has a report already; give --resume"):
+        validate(network(), device="cpu", output=directory, settings=SMALL)
+    assert (directory / "report.json").read_bytes() == before
+
+
 def test_other_settings_are_not_resumed(static_run, network):
     directory, _ = static_run
     before = (directory / "report.json").read_bytes()
@@ -449,6 +457,7 @@ def test_interrupted_dynamics_are_analysed_and_continued(network, tmp_path, monk
     lengths = {mode: runs[mode]["water-24"]["picoseconds"] for mode in ("fp32", "tf32x3")}
     assert lengths["fp32"] == lengths["tf32x3"] and 0.0 < lengths["fp32"] < 0.4
     assert data["verdicts"]["tf32x3"]["conservation"] in ("pass", "warn", "fail")
+    assert data["exit_code"] == 1 and not data["finished"]
     assert "Interrupted before the end" in Page((tmp_path / "report.html").read_text()).text
 
     monkeypatch.setattr(conservation.Bar, "__call__", shown)

@@ -139,7 +139,7 @@ def validate(
     :param command: the command line, for the report
     :param others: evaluators that are not modes, see :class:`Evaluators`
     :return: the content of ``report.json``. ``verdicts[mode][test]`` is ``pass``, ``warn`` or
-        ``fail``, and ``exit_code`` 1 if something failed.
+        ``fail``, and ``exit_code`` 1 if something failed or is not finished.
     :raises ModelFileError: if ``model`` is something else, or cannot be continued
     :raises ValueError: for modes that the device does not support, or unknown tests
     :raises RuntimeError: for devices that do not work
@@ -250,7 +250,9 @@ def judge(context: Context, explicit: bool) -> None:
     # Emulated modes have no speed to judge: that alone is no failure.
     missing = [test for test in data["not_judged"] if test != "speed"]
     nothing = not found and bool(missing)
-    data["exit_code"] = int(verdicts.FAIL in found or nothing or (explicit and bool(missing)))
+    data["exit_code"] = int(
+        verdicts.FAIL in found or nothing or (explicit and bool(missing)) or not data["finished"]
+    )
 
 
 def _reason(context: Context, test: str) -> str:
@@ -317,6 +319,18 @@ def _modes(names, device: torch.device, quick: bool, others) -> list[str]:
 
 
 @contextlib.contextmanager
+def _told_how_to_go_on(directory: Path):
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(
+            f"\nWhat is done is in '{directory}'; the same command with --resume goes on with it.",
+            file=sys.stderr,
+        )
+        raise
+
+
+@contextlib.contextmanager
 def _terminated_like_interrupted():
     """Batch systems and ``timeout`` end programs by SIGTERM; what is done is kept then, too."""
 
@@ -347,7 +361,7 @@ def run(arguments) -> int:
         "speed_atoms": arguments.atoms and tuple(arguments.atoms),
     }
     changes = {key: value for key, value in changes.items() if value is not None}
-    with _terminated_like_interrupted():
+    with _terminated_like_interrupted(), _told_how_to_go_on(Path(arguments.output)):
         data = validate(
             arguments.model,
             arguments.modes,

@@ -89,7 +89,11 @@ def _verdicts(data: dict) -> str:
                 if one["verdict"] != "pass"
             ]
     if not data["finished"]:
-        remarks.insert(0, "<li>The validation was interrupted: this is what was done.</li>")
+        remarks.insert(
+            0,
+            "<li>The validation was interrupted: this is what was done. The same command with "
+            "--resume goes on.</li>",
+        )
     notes = f"<ul>{''.join(remarks)}</ul>" if remarks else ""
     return table + notes + '<p>What the words mean: <a href="#rules">Rules</a>.</p>'
 

@@ -20,13 +20,20 @@ class Results:
     :param path: the file
     :param head: what the report says besides, with all keys of :data:`IDENTITY`
     :param resume: continue what is in the file, if it is there
-    :raises ModelFileError: if the file is of something else
+    :raises ModelFileError: if the file is there without ``resume``, or is of something else
     """
 
     def __init__(self, path: Path, head: dict, resume: bool):
         self._path = path
         self.data = head | {"results": {}, "problems": []}
-        if resume and path.exists():
+        if path.exists() and not resume:
+            raise ModelFileError(
+                f"'{path.parent}' has a report already; give --resume to continue it, or another "
+                "directory."
+            )
+        if resume and not path.exists():
+            print(f"There is no report in '{path.parent}' yet: starting one.", file=sys.stderr)
+        if path.exists():
             try:
                 old = json.loads(path.read_text())
                 results = old["results"]
@@ -38,8 +45,8 @@ class Results:
             for key in IDENTITY:
                 if old.get(key) != head[key]:
                     raise ModelFileError(
-                        f"'{path}' cannot be continued: its {key.replace('_', ' ')} was "
-                        f"{_difference(old.get(key), head[key])}; give another directory, or "
+                        f"'{path}' cannot be continued with another {key.replace('_', ' ')}: it "
+                        f"was {_difference(old.get(key), head[key])}; give another directory, or "
                         "leave --resume out."
                     )
             self.data["results"] = results
