@@ -3,7 +3,7 @@
     python benchmarks/profile_step.py --size s --atoms 17280 --mode tf32x3
 
 Modes as in md_step.py. Prints the kernels by total time with their calls, the time between the
-first and the last, and the share in which the GPU is idle; --out writes the same as JSON, and
+first and the last, and how much of it they take; --out writes the same as JSON, and
 --trace a timeline for chrome://tracing or https://ui.perfetto.dev.
 """
 
@@ -39,7 +39,8 @@ def main(arguments):
     kernels = collections.defaultdict(lambda: [0, 0.0])
     spans = []
     for event in profiler.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
+        # the ranges of PET's record_function are no kernels
+        if event.device_type == torch.autograd.DeviceType.CUDA and not event.is_user_annotation:
             start, end = event.time_range.start, event.time_range.end
             kernels[event.name][0] += 1
             kernels[event.name][1] += (end - start) / 1e3

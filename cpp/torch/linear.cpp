@@ -16,6 +16,7 @@
 
 #include "../kernels/slices.hpp"
 #include "metatomic_tc/gemm.hpp"
+#include "stream.hpp"
 
 namespace metatomic_tc {
 
@@ -263,15 +264,7 @@ void cuda_gemm(
     auto workspace_size = gemm_workspace_size(implementation, problem);
     auto workspace =
         at::empty({static_cast<int64_t>(workspace_size)}, rows.options().dtype(at::kByte));
-    // through the device interface of c10, this file needs no CUDA headers
-    auto stream = c10::impl::VirtualGuardImpl(rows.device().type()).getStream(rows.device());
-    gemm(
-        implementation,
-        problem,
-        workspace.mutable_data_ptr(),
-        workspace_size,
-        stream.native_handle()
-    );
+    gemm(implementation, problem, workspace.mutable_data_ptr(), workspace_size, stream_of(rows));
 }
 
 Activated cuda_product(

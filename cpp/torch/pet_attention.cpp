@@ -73,7 +73,7 @@ struct Attention : public torch::autograd::Function<Attention> {
         AT_DISPATCH_FLOATING_TYPES(tokens.scalar_type(), name, [&] {
             auto problem = attention<scalar_t>(saved, num_heads, scale);
             if (tokens.is_cuda()) {
-                pet::launch_attention(problem, pet::stream_of(tokens));
+                pet::launch_attention(problem, stream_of(tokens));
             } else {
                 at::parallel_for(0, problem.atoms, 1, [&](int64_t begin, int64_t end) {
                     for (auto atom = begin; atom < end; atom++) {
@@ -105,7 +105,7 @@ struct Attention : public torch::autograd::Function<Attention> {
                     output<scalar_t>(grad_log_factors)
                 };
                 if (gradient.is_cuda()) {
-                    pet::launch_attention(problem, pet::stream_of(gradient));
+                    pet::launch_attention(problem, stream_of(gradient));
                 } else {
                     at::parallel_for(0, problem.forward.atoms, 1, [&](int64_t begin, int64_t end) {
                         for (auto atom = begin; atom < end; atom++) {

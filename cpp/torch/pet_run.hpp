@@ -6,19 +6,13 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "../kernels/pet/rows.hpp"
+#include "stream.hpp"
 
 /// What the operators of the PET backend share.
 namespace metatomic_tc::pet {
-
-inline void *stream_of(const at::Tensor &tensor) {
-    return c10::impl::VirtualGuardImpl(tensor.device().type())
-        .getStream(tensor.device())
-        .native_handle();
-}
 
 /// Calls `rows(row, lanes)` for `count` rows on the device of `tensor`.
 template <class Rows> void run(const Rows &rows, int64_t count, const at::Tensor &tensor) {

@@ -2,9 +2,9 @@
 
 #include "attention.hpp"
 
-#include <stdexcept>
-#include <string>
 #include <type_traits>
+
+#include "../cuda_status.hpp"
 
 /// A warp works on one head of one atom, without waiting for others. `Lanes` neighboring lanes
 /// share a token, `columns` columns of the head each; the tokens of a warp, `rows` for each lane,
@@ -225,6 +225,47 @@ template <class T, class Part> struct Problem {
         __syncwarp();
     }
 
+    /// This lane's parts of the scalar products of `rows` with the `Part::lanes` tokens of a shared
+    /// matrix from j on; the last of its `count` tokens stands in for those beyond.
+    template <int Rows>
+    __device__ void partial_dots(
+        const T (&rows)[Rows][Part::columns],
+        const T *matrix,
+        int j,
+        int count,
+        T (&result)[Rows][Part::lanes]
+    ) const {
+#pragma unroll
+        for (int k = 0; k < Part::lanes; k++) {
+            T other[Part::columns];
+            part.read(matrix + min(j + k, count - 1) * Part::size, other);
+#pragma unroll
+            for (int r = 0; r < Rows; r++) {
+                result[r][k] = part.partial_dot(rows[r], other);
+            }
+        }
+    }
+
+    /// Adds these tokens to `sums`, with the weights that the lanes have for one of them each.
+    template <int Rows>
+    __device__ void add_weighted(
+        T (&sums)[Rows][Part::columns], const T (&weights)[Rows], const T *matrix, int j, int count
+    ) const {
+#pragma unroll
+        for (int k = 0; k < Part::lanes; k++) {
+            T other[Part::columns];
+            part.read(matrix + min(j + k, count - 1) * Part::size, other);
+#pragma unroll
+            for (int r = 0; r < Rows; r++) {
+                auto weight = part.from(weights[r], k);
+#pragma unroll
+                for (int i = 0; i < Part::columns; i++) {
+                    sums[r][i] += weight * other[i];
+                }
+            }
+        }
+    }
+
     /// The output of the queries from `first` on, `Rows` for each lane.
     template <int Rows> __device__ void attend(int first) {
         T query[Rows][Part::columns], sum[Rows][Part::columns];
@@ -246,15 +287,7 @@ template <class T, class Part> struct Problem {
             load_keys_and_values(begin, count);
             for (int j = 0; j < count; j += Part::lanes) {
                 T scores[Rows][Part::lanes], weight[Rows];
-#pragma unroll
-                for (int k = 0; k < Part::lanes; k++) {
-                    T key[Part::columns];
-                    part.read(shared.first + min(j + k, count - 1) * Part::size, key);
-#pragma unroll
-                    for (int r = 0; r < Rows; r++) {
-                        scores[r][k] = part.partial_dot(query[r], key);
-                    }
-                }
+                partial_dots(query, shared.first, j, count, scores);
                 auto valid = j + part.part < count;
                 // The reference of the exponentials may lag behind the maximum by this much.
                 constexpr T slack = 20;
@@ -284,19 +317,7 @@ template <class T, class Part> struct Problem {
                     weight[r] = factor * exp(weight[r] - highest[r]);
                     denominator[r] += weight[r];
                 }
-#pragma unroll
-                for (int k = 0; k < Part::lanes; k++) {
-                    T value[Part::columns];
-                    part.read(shared.second + min(j + k, count - 1) * Part::size, value);
-#pragma unroll
-                    for (int r = 0; r < Rows; r++) {
-                        auto w = part.from(weight[r], k);
-#pragma unroll
-                        for (int i = 0; i < Part::columns; i++) {
-                            sum[r][i] += w * value[i];
-                        }
-                    }
-                }
+                add_weighted(sum, weight, shared.second, j, count);
             }
         }
 #pragma unroll
@@ -347,46 +368,18 @@ template <class T, class Part> struct Problem {
             for (int j = 0; j < count; j += Part::lanes) {
                 T parts[Rows][Part::lanes], change[Rows];
                 auto factor = j + part.part < count ? shared.first_number[j + part.part] : T(0);
-#pragma unroll
-                for (int k = 0; k < Part::lanes; k++) {
-                    T key[Part::columns];
-                    part.read(shared.first + min(j + k, count - 1) * Part::size, key);
-#pragma unroll
-                    for (int r = 0; r < Rows; r++) {
-                        parts[r][k] = part.partial_dot(query[r], key);
-                    }
-                }
+                partial_dots(query, shared.first, j, count, parts);
 #pragma unroll
                 for (int r = 0; r < Rows; r++) {
                     auto score = part.sum_of_part(parts[r]) * attention.scale;
                     change[r] = factor * exp(score - log_sum[r]);
                 }
-#pragma unroll
-                for (int k = 0; k < Part::lanes; k++) {
-                    T value[Part::columns];
-                    part.read(shared.second + min(j + k, count - 1) * Part::size, value);
-#pragma unroll
-                    for (int r = 0; r < Rows; r++) {
-                        parts[r][k] = part.partial_dot(upper[r], value);
-                    }
-                }
+                partial_dots(upper, shared.second, j, count, parts);
 #pragma unroll
                 for (int r = 0; r < Rows; r++) {
                     change[r] *= part.sum_of_part(parts[r]) - product[r];
                 }
-#pragma unroll
-                for (int k = 0; k < Part::lanes; k++) {
-                    T key[Part::columns];
-                    part.read(shared.first + min(j + k, count - 1) * Part::size, key);
-#pragma unroll
-                    for (int r = 0; r < Rows; r++) {
-                        auto c = part.from(change[r], k);
-#pragma unroll
-                        for (int i = 0; i < Part::columns; i++) {
-                            sum[r][i] += c * key[i];
-                        }
-                    }
-                }
+                add_weighted(sum, change, shared.first, j, count);
             }
         }
 #pragma unroll
@@ -453,15 +446,7 @@ template <class T, class Part> struct Problem {
                 auto valid = j + part.part < count;
                 auto mine = min(j + part.part, count - 1);
                 auto log_sum = shared.first_number[mine], product = shared.second_number[mine];
-#pragma unroll
-                for (int k = 0; k < Part::lanes; k++) {
-                    T query[Part::columns];
-                    part.read(shared.first + min(j + k, count - 1) * Part::size, query);
-#pragma unroll
-                    for (int r = 0; r < Rows; r++) {
-                        parts[r][k] = part.partial_dot(query, key[r]);
-                    }
-                }
+                partial_dots(key, shared.first, j, count, parts);
 #pragma unroll
                 for (int r = 0; r < Rows; r++) {
                     auto score = part.sum_of_part(parts[r]) * attention.scale;
@@ -486,19 +471,7 @@ template <class T, class Part> struct Problem {
                     change[r] = weight[r] * (part.sum_of_part(parts[r]) - product);
                     changes[r] += change[r];
                 }
-#pragma unroll
-                for (int k = 0; k < Part::lanes; k++) {
-                    T query[Part::columns];
-                    part.read(shared.first + min(j + k, count - 1) * Part::size, query);
-#pragma unroll
-                    for (int r = 0; r < Rows; r++) {
-                        auto c = part.from(change[r], k);
-#pragma unroll
-                        for (int i = 0; i < Part::columns; i++) {
-                            key_sum[r][i] += c * query[i];
-                        }
-                    }
-                }
+                add_weighted(key_sum, change, shared.first, j, count);
             }
         }
 #pragma unroll
@@ -602,23 +575,22 @@ __global__ void __launch_bounds__(32 * warps, resident_blocks) backward_kernel(
     );
 }
 
-inline void check(cudaError_t status) {
-    if (status != cudaSuccess) {
-        throw std::runtime_error(
-            std::string("CUDA failed in the attention of PET: ") + cudaGetErrorString(status)
-        );
-    }
-}
-
 template <class Part, class T, class Kernel, class Arguments>
 void launch(Kernel kernel, const Arguments &arguments, int64_t count, void *stream) {
     constexpr auto memory = warps * Shared<T, Part>::bytes;
-    check(cudaFuncSetAttribute(
-        kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(memory)
-    ));
+    static auto has_shared_memory = PerDevice<bool>();
+    has_shared_memory([&](int) {
+        check(
+            cudaFuncSetAttribute(
+                kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(memory)
+            ),
+            "asking for shared memory for the attention of PET"
+        );
+        return true;
+    });
     auto blocks = static_cast<unsigned>((count + warps - 1) / warps);
     kernel<<<blocks, 32 * warps, memory, static_cast<cudaStream_t>(stream)>>>(arguments, count);
-    check(cudaGetLastError());
+    check(cudaGetLastError(), "the attention of PET");
 }
 
 template <class T, class Part> void launch_part(const Attention<T> &attention, void *stream) {

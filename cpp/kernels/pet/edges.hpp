@@ -58,15 +58,22 @@ template <class T> struct Cutoff {
         if (s != scaled) {
             return 0;
         }
-        auto sine = std::sin(T(M_PI) * s);
         if (!bump) {
-            return T(M_PI / 2) / width * sine;
+            return T(M_PI / 2) / width * std::sin(T(M_PI) * s);
         }
-        auto step = std::tanh(std::cos(T(M_PI) * s) / sine);
-        return T(M_PI / 2) / width * (1 - step * step) / (sine * sine);
+        T step, slope;
+        bump_at(s, step, slope);
+        return slope;
     }
 
-  private:
+    /// The bump is (1 + step) / 2 at s in (0, 1), counted from the start of the step; `slope` is as
+    /// above.
+    METATOMIC_TC_HOST_DEVICE void bump_at(T s, T &step, T &slope) const {
+        auto sine = std::sin(T(M_PI) * s);
+        step = std::tanh(std::cos(T(M_PI) * s) / sine);
+        slope = T(M_PI / 2) / width * (1 - step * step) / (sine * sine);
+    }
+
     METATOMIC_TC_HOST_DEVICE T clamped(T scaled) const {
         auto margin = bump ? T(1e-6) : T(0);
         return scaled < margin ? margin : (scaled > 1 - margin ? 1 - margin : scaled);
@@ -128,12 +135,10 @@ template <class T> struct AdaptiveCutoffs {
             if (scaled <= 0) {
                 neighbors += 1;
             } else if (scaled < 1) {
-                auto safe =
-                    scaled < T(1e-6) ? T(1e-6) : (scaled > 1 - T(1e-6) ? 1 - T(1e-6) : scaled);
-                auto sine = std::sin(T(M_PI) * safe);
-                auto step = std::tanh(std::cos(T(M_PI) * safe) / sine);
+                T step, slope_of_pair;
+                cutoff.bump_at(cutoff.clamped(scaled), step, slope_of_pair);
                 neighbors += T(0.5) * (1 + step);
-                change += T(M_PI / 2) / cutoff.width * (1 - step * step) / (sine * sine);
+                change += slope_of_pair;
             }
         }
         auto x = root / max_cutoff;
@@ -175,18 +180,8 @@ template <class T> struct AdaptiveCutoffsBackward {
                 }
             }
         }
-        for (int k = 0; k < 3; k++) {
-            auto sum = lanes.sum(position[k]);
-            if (lanes.index() == 0) {
-                grad_positions[3 * atom + k] = sum;
-            }
-        }
-        for (int k = 0; k < 9; k++) {
-            auto sum = lanes.sum(cell[k]);
-            if (lanes.index() == 0) {
-                grad_cells[9 * atom + k] = sum;
-            }
-        }
+        store_sums(position, grad_positions + 3 * atom, lanes);
+        store_sums(cell, grad_cells + 9 * atom, lanes);
     }
 };
 
@@ -208,12 +203,7 @@ template <class T> struct SystemSums {
                 }
             }
         }
-        for (int k = 0; k < 9; k++) {
-            auto sum = lanes.sum(result[k]);
-            if (lanes.index() == 0) {
-                sums[9 * system + k] = sum;
-            }
-        }
+        store_sums(result, sums + 9 * system, lanes);
     }
 };
 
@@ -321,18 +311,8 @@ template <class T> struct EdgeVectorsBackward {
                 }
             }
         }
-        for (int k = 0; k < 3; k++) {
-            auto sum = lanes.sum(position[k]);
-            if (lanes.index() == 0) {
-                grad_positions[3 * atom + k] = sum;
-            }
-        }
-        for (int k = 0; k < 9; k++) {
-            auto sum = lanes.sum(cell[k]);
-            if (lanes.index() == 0) {
-                grad_cells[9 * atom + k] = sum;
-            }
-        }
+        store_sums(position, grad_positions + 3 * atom, lanes);
+        store_sums(cell, grad_cells + 9 * atom, lanes);
     }
 };
 

@@ -1,7 +1,6 @@
 #include "all_rows.hpp"
 
-#include <stdexcept>
-#include <string>
+#include "../cuda_status.hpp"
 
 namespace metatomic_tc::pet {
 
@@ -25,12 +24,7 @@ template <class Rows> void launch_rows(const Rows &rows, int64_t count, void *st
     }
     auto blocks = static_cast<unsigned>((count + warps - 1) / warps);
     kernel<<<blocks, 32 * warps, 0, static_cast<cudaStream_t>(stream)>>>(rows, count);
-    auto status = cudaGetLastError();
-    if (status != cudaSuccess) {
-        throw std::runtime_error(
-            std::string("CUDA failed in a row operation of PET: ") + cudaGetErrorString(status)
-        );
-    }
+    check(cudaGetLastError(), "a row operation of PET");
 }
 
 #define INSTANTIATE(...) template void launch_rows(const __VA_ARGS__ &, int64_t, void *);

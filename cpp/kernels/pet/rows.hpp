@@ -69,6 +69,17 @@ struct Warp {
 };
 #endif
 
+/// Writes the sums over the lanes of `values`.
+template <int Count, class T, class Lanes>
+METATOMIC_TC_HOST_DEVICE void store_sums(const T (&values)[Count], T *output, Lanes lanes) {
+    for (int k = 0; k < Count; k++) {
+        auto sum = lanes.sum(values[k]);
+        if (lanes.index() == 0) {
+            output[k] = sum;
+        }
+    }
+}
+
 /// Calls `rows(row, Warp())` for `count` rows on the current CUDA device.
 /// @throws std::runtime_error if CUDA fails, or this build has no CUDA kernels
 template <class Rows> void launch_rows(const Rows &rows, int64_t count, void *stream);
