@@ -72,6 +72,7 @@ struct Attention : public torch::autograd::Function<Attention> {
         auto saved = variable_list{tokens, factors, starts, result, log_sums};
         AT_DISPATCH_FLOATING_TYPES(tokens.scalar_type(), name, [&] {
             auto problem = attention<scalar_t>(saved, num_heads, scale);
+            pet::clear_spare_rows<scalar_t>(result, starts, problem.atoms);
             if (tokens.is_cuda()) {
                 pet::launch_attention(problem, stream_of(tokens));
             } else {
@@ -95,8 +96,9 @@ struct Attention : public torch::autograd::Function<Attention> {
             auto scale = context->saved_data["scale"].toDouble();
             auto gradient = gradients[0];
             auto grad_qkv = at::empty_like(saved[0]);
-            auto products = at::empty_like(saved[4]), grad_log_factors = at::empty_like(saved[4]);
+            auto products = at::empty_like(saved[4]), grad_log_factors = at::zeros_like(saved[4]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                pet::clear_spare_rows<scalar_t>(grad_qkv, saved[2], saved[2].numel() - 1);
                 auto problem = pet::AttentionBackward<scalar_t>{
                     attention<scalar_t>(saved, heads, scale),
                     pointer<scalar_t>(gradient),

@@ -180,7 +180,7 @@ struct EdgeVectors : public torch::autograd::Function<EdgeVectors> {
             arguments, positions, cells, neighbors, cell_shifts, row_starts, system_indices
         );
         auto reverse_indices = arguments.indices(reverse, "reverse", {neighbors.numel()});
-        auto vectors = at::empty({neighbors.numel(), 3}, positions.options());
+        auto vectors = at::zeros({neighbors.numel(), 3}, positions.options());
         AT_DISPATCH_FLOATING_TYPES(positions.scalar_type(), name, [&] {
             pet::run(
                 pet::EdgeVectors<scalar_t>{edges.pairs<scalar_t>(), output<scalar_t>(vectors)},
@@ -246,7 +246,7 @@ struct CutoffFactors : public torch::autograd::Function<CutoffFactors> {
             arguments.indices(row_starts, "row_starts", {atoms + 1}),
             arguments.indices(reverse, "reverse", {edges}),
         };
-        auto factors = at::empty({edges}, vectors.options());
+        auto factors = at::zeros({edges}, vectors.options());
         AT_DISPATCH_FLOATING_TYPES(vectors.scalar_type(), name, [&] {
             pet::run(
                 pet::CutoffFactors<scalar_t>{
@@ -271,7 +271,7 @@ struct CutoffFactors : public torch::autograd::Function<CutoffFactors> {
         return pet::gradients_of(name, 7, upper, [&](const auto &gradients, auto &result) {
             auto saved = context->get_saved_variables();
             auto gradient = gradients[0];
-            result[0] = at::empty_like(saved[0]);
+            result[0] = at::zeros_like(saved[0]);
             result[1] = at::empty_like(saved[1]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
                 auto width = static_cast<scalar_t>(context->saved_data["width"].toDouble());
@@ -328,7 +328,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pet_select_edges(
     const Tensor &cell_shifts,
     const Tensor &row_starts,
     const Tensor &system_indices,
-    const Tensor &atomic_cutoffs
+    const Tensor &atomic_cutoffs,
+    int64_t capacity
 ) {
     auto no_gradient = at::NoGradGuard();
     auto arguments = pet::Arguments("pet_select_edges", positions);
@@ -338,7 +339,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pet_select_edges(
     auto cutoffs = arguments.values(atomic_cutoffs, "atomic_cutoffs", {pairs.atoms()});
     auto counts = at::empty({pairs.atoms()}, row_starts.options());
     auto edge_starts = at::zeros({pairs.atoms() + 1}, row_starts.options());
-    auto edge_neighbors = Tensor(), edge_shifts = Tensor(), selected = Tensor();
+    auto edge_neighbors = Tensor(), edge_shifts = Tensor(), number = Tensor();
     AT_DISPATCH_FLOATING_TYPES(positions.scalar_type(), "pet_select_edges", [&] {
         auto select = pet::SelectEdges<scalar_t>{
             pairs.pairs<scalar_t>(), pointer<scalar_t>(cutoffs), output<int>(counts)
@@ -346,17 +347,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pet_select_edges(
         pet::run(select, pairs.atoms(), positions);
         auto ends = edge_starts.narrow(0, 1, pairs.atoms());
         at::cumsum_out(ends, counts, 0, at::kInt);
-        auto edges = edge_starts[-1].item<int>();
-        edge_neighbors = at::empty({edges}, counts.options());
-        edge_shifts = at::empty({edges, 3}, counts.options());
-        selected = at::empty({edges}, counts.options());
+        number = edge_starts.narrow(0, pairs.atoms(), 1).clone();
+        auto edges = capacity;
+        if (capacity < 0) {
+            edges = number.item<int>();
+        } else {
+            edge_starts.clamp_max_(capacity);
+        }
+        edge_neighbors = at::zeros({edges}, counts.options());
+        edge_shifts = at::zeros({edges, 3}, counts.options());
         select.edge_starts = pointer<int>(edge_starts);
         select.neighbors = output<int>(edge_neighbors);
         select.cell_shifts = output<int>(edge_shifts);
-        select.selected = output<int>(selected);
         pet::run(select, pairs.atoms(), positions);
     });
-    return {edge_neighbors, edge_shifts, edge_starts, selected};
+    return {edge_neighbors, edge_shifts, edge_starts, number};
 }
 
 Tensor
@@ -393,7 +398,7 @@ pet_reverse_edges(const Tensor &neighbors, const Tensor &cell_shifts, const Tens
     auto guard = c10::DeviceGuard(neighbors.device());
     auto contiguous =
         std::array{neighbors.contiguous(), cell_shifts.contiguous(), row_starts.contiguous()};
-    auto reverse = at::empty_like(contiguous[0]);
+    auto reverse = at::arange(neighbors.numel(), contiguous[0].options());
     pet::run(
         pet::ReverseEdges{
             pointer<int>(contiguous[0]),

@@ -13,6 +13,10 @@
 /// e = (i, j, shift). Lengths are in the unit of `positions`. Nothing here adds with atomics:
 /// results are bit-identical from run to run. All throw c10::Error on wrong dtypes, shapes or
 /// devices.
+///
+/// Arrays of edges may have spare rows at their end, behind `row_starts[atoms]`, so that a CUDA
+/// graph can serve a changing number of edges. Results have zeros there, or what follows from
+/// zeros.
 namespace metatomic_tc {
 
 /// The cutoff of each atom within which it has `num_neighbors` neighbors, by metatrain's `solver`.
@@ -37,10 +41,13 @@ at::Tensor pet_adaptive_cutoffs(
     double width
 );
 
-/// The pairs that are not longer than the mean of their atoms' cutoffs [atoms]. Waits for the
-/// device. No gradients.
+/// The pairs that are not longer than the mean of their atoms' cutoffs [atoms]. No gradients.
 ///
-/// @return neighbors, cell shifts and row starts of the edges, and their indices among the pairs
+/// @param capacity how many edges there is room for, spare rows included. Negative: exactly as many
+///     as there are, for which the host waits for the device.
+/// @return neighbors, cell shifts and row starts of the edges; and how many there are [1], which
+/// may
+///     be more than the capacity: then the last ones are left out
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> pet_select_edges(
     const at::Tensor &positions,
     const at::Tensor &cells,
@@ -48,10 +55,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> pet_select_edges(
     const at::Tensor &cell_shifts,
     const at::Tensor &row_starts,
     const at::Tensor &system_indices,
-    const at::Tensor &atomic_cutoffs
+    const at::Tensor &atomic_cutoffs,
+    int64_t capacity
 );
 
-/// @return `reverse` [edges], -1 where an edge has no reverse
+/// @return `reverse` [edges], -1 where an edge has no reverse; spare rows are their own
 at::Tensor pet_reverse_edges(
     const at::Tensor &neighbors, const at::Tensor &cell_shifts, const at::Tensor &row_starts
 );

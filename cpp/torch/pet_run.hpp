@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <initializer_list>
 #include <optional>
 
@@ -173,6 +174,26 @@ template <class T> const T *pointer(const at::Tensor &tensor) {
 
 template <class T> T *output(const at::Tensor &tensor) {
     return tensor.defined() ? tensor.mutable_data_ptr<T>() : nullptr;
+}
+
+/// Sets the rows of `data` [offset + edges, ...] for which there are no edges to 0.
+template <class T>
+void clear_spare_rows(const at::Tensor &data, const at::Tensor &row_starts, int64_t offset) {
+    constexpr int64_t parts = 1024;
+    auto rows = data.size(0);
+    if (rows == 0) {
+        return;
+    }
+    auto clear = ClearSpareRows<T>{
+        pointer<int>(row_starts),
+        row_starts.numel() - 1,
+        offset,
+        rows,
+        data.numel() / rows,
+        std::min(rows, parts),
+        output<T>(data)
+    };
+    run(clear, clear.count, data);
 }
 
 } // namespace metatomic_tc::pet

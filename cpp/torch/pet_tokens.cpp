@@ -375,8 +375,9 @@ struct SegmentSum : public torch::autograd::Function<SegmentSum> {
             auto saved = context->get_saved_variables();
             auto gradient = gradients[0];
             result[0] = at::empty_like(saved[0]);
-            result[1] = at::empty_like(saved[1]);
+            result[1] = at::zeros_like(saved[1]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                pet::clear_spare_rows<scalar_t>(result[0], saved[2], 0);
                 pet::run(
                     pet::SegmentSumBackward<scalar_t>{
                         pointer<scalar_t>(saved[0]),

@@ -4,6 +4,7 @@
 #include <sstream>
 #include <tuple>
 
+#include <torch/custom_class.h>
 #include <torch/library.h>
 #include <torch/script.h>
 #include <torch/version.h>
@@ -14,6 +15,7 @@
 #include "metatomic_tc/dispatch.hpp"
 #include "metatomic_tc/gemm.hpp"
 #include "metatomic_tc/linear.hpp"
+#include "metatomic_tc/pet_step.hpp"
 #include "pet_operators.hpp"
 
 namespace metatomic_tc {
@@ -97,13 +99,12 @@ std::string build_info_json() {
     return result.str();
 }
 
-/// `convert_linear_layers` for Python, where a module travels as the bytes of its file.
-std::tuple<at::Tensor, std::string>
-convert(const at::Tensor &model, std::string mode, std::string layers) {
+/// A module as it comes from Python, as the bytes of its file.
+torch::jit::Module module_of(const at::Tensor &model) {
     TORCH_CHECK_VALUE(
         model.scalar_type() == at::kByte && model.dim() == 1 && model.device().is_cpu(),
-        "metatomic_tc::convert needs the bytes of a TorchScript file as a 1-dimensional uint8 "
-        "tensor on the CPU, but found a ",
+        "metatomic_tc needs the bytes of a TorchScript file as a 1-dimensional uint8 tensor on the "
+        "CPU, but found a ",
         model.dim(),
         "-dimensional ",
         model.scalar_type(),
@@ -115,7 +116,13 @@ convert(const at::Tensor &model, std::string mode, std::string layers) {
     auto input = std::istringstream(
         std::string(static_cast<const char *>(bytes.const_data_ptr()), bytes.numel())
     );
-    auto module = torch::jit::load(input);
+    return torch::jit::load(input);
+}
+
+/// `convert_linear_layers` for Python.
+std::tuple<at::Tensor, std::string>
+convert(const at::Tensor &model, std::string mode, std::string layers) {
+    auto module = module_of(model);
     auto report = convert_linear_layers(module, parse_mode(mode), layers);
     auto output = std::ostringstream();
     module.save(output);
@@ -124,6 +131,48 @@ convert(const at::Tensor &model, std::string mode, std::string layers) {
     std::copy(saved.begin(), saved.end(), static_cast<char *>(result.mutable_data_ptr()));
     return {result, report.to_json()};
 }
+
+/// `PetStep` for Python, see `metatomic_tc.pet.Step`.
+class PetStepClass : public torch::CustomClassHolder {
+  public:
+    PetStepClass(
+        const at::Tensor &model, const std::string &energy, at::Device device, double spare
+    )
+        : step(
+              frozen(model, device), energy, spare < 0 ? std::nullopt : std::make_optional(spare)
+          ) {}
+
+    void set_structure(const at::Tensor &species, const at::Tensor &pairs, int64_t owned) {
+        step.set_structure(species, pairs, owned);
+    }
+
+    std::tuple<at::Tensor, at::Tensor, at::Tensor>
+    evaluate(const at::Tensor &positions, const at::Tensor &cell) {
+        auto result = step.evaluate(positions, cell);
+        return {result.energies, result.position_gradient, result.strain_gradient};
+    }
+
+    int64_t captures() {
+        return step.captures();
+    }
+
+    std::string graph_problem() {
+        return step.graph_problem();
+    }
+
+  private:
+    PetStep step;
+
+    static torch::jit::Module frozen(const at::Tensor &model, at::Device device) {
+        auto module = module_of(model);
+        module.eval();
+        module.to(device);
+        for (auto parameter : module.parameters()) {
+            parameter.set_requires_grad(false);
+        }
+        return module;
+    }
+};
 
 /// What is not given kernels per device below has one implementation for all.
 void define_pet_operators(torch::Library &m) {
@@ -136,8 +185,8 @@ void define_pet_operators(torch::Library &m) {
     );
     m.def(
         "pet_select_edges(Tensor positions, Tensor cells, Tensor neighbors, Tensor cell_shifts, "
-        "Tensor row_starts, Tensor system_indices, Tensor atomic_cutoffs) "
-        "-> (Tensor neighbors, Tensor cell_shifts, Tensor row_starts, Tensor pairs)",
+        "Tensor row_starts, Tensor system_indices, Tensor atomic_cutoffs, int capacity=-1) "
+        "-> (Tensor neighbors, Tensor cell_shifts, Tensor row_starts, Tensor number)",
         &pet_select_edges
     );
     m.def(
@@ -210,6 +259,12 @@ void define_operators(torch::Library &m) {
         "int tile_n=0, int splits=0) -> Tensor"
     );
     m.def("convert(Tensor model, str mode, str layers=\"*\") -> (Tensor, str)", &convert);
+    m.class_<PetStepClass>("PetStep")
+        .def(torch::init<const at::Tensor &, const std::string &, at::Device, double>())
+        .def("set_structure", &PetStepClass::set_structure)
+        .def("evaluate", &PetStepClass::evaluate)
+        .def("captures", &PetStepClass::captures)
+        .def("graph_problem", &PetStepClass::graph_problem);
     m.def("dispatch_table() -> str", &dispatch_table_json);
     m.def(
         "select_implementation(str mode, bool cuda, int compute_capability, int cuda_version, "

@@ -214,9 +214,9 @@ template <class T> struct SelectEdges {
     const T *cutoffs;
     /// [atoms], out
     int *counts;
-    /// [atoms + 1] or null; then the following are written
+    /// [atoms + 1] or null; then the following are written, where the starts leave room
     const int *edge_starts;
-    int *neighbors, *cell_shifts, *selected;
+    int *neighbors, *cell_shifts;
 
     template <class Lanes>
     METATOMIC_TC_HOST_DEVICE void operator()(int64_t atom, Lanes lanes) const {
@@ -235,11 +235,12 @@ template <class T> struct SelectEdges {
             auto place = lanes.rank(keep, total);
             if (keep && edge_starts != nullptr) {
                 int64_t edge = edge_starts[atom] + found + place;
-                neighbors[edge] = pairs.neighbors[pair];
-                for (int k = 0; k < 3; k++) {
-                    cell_shifts[3 * edge + k] = pairs.cell_shifts[3 * pair + k];
+                if (edge < edge_starts[atom + 1]) {
+                    neighbors[edge] = pairs.neighbors[pair];
+                    for (int k = 0; k < 3; k++) {
+                        cell_shifts[3 * edge + k] = pairs.cell_shifts[3 * pair + k];
+                    }
                 }
-                selected[edge] = static_cast<int>(pair);
             }
             found += total;
         }

@@ -6,5 +6,6 @@ of atom ``i`` being ``row_starts[i]`` to ``row_starts[i + 1]``. Indices are int3
 """
 
 from .replace import backend_of, replace_backend
+from .step import Step
 
-__all__ = ["backend_of", "replace_backend"]
+__all__ = ["Step", "backend_of", "replace_backend"]

@@ -20,6 +20,9 @@ class FlatPETBackend(torch.nn.Module):
 
     :param stock: a ``PETBackend`` that :func:`replace.reason_for_stock` has nothing against. Its
         linear layers, embeddings and heads are used, not copied.
+    :param cutoff_width_adaptive: as in :meth:`preprocess`, for :meth:`atomic_energies`
+    :param energies: the targets that :meth:`atomic_energies` can give, with the factors and the
+        energies to add for each species, ``[2, species]``
     """
 
     feedforward: Final[bool]
@@ -28,8 +31,12 @@ class FlatPETBackend(torch.nn.Module):
     cutoff: Final[float]
     cutoff_width: Final[float]
     num_neighbors: Final[float]
+    cutoff_width_adaptive: Final[float]
+    energy_targets: list[str]
 
-    def __init__(self, stock: torch.nn.Module):
+    def __init__(
+        self, stock: torch.nn.Module, cutoff_width_adaptive: float, energies: dict[str, Tensor]
+    ):
         super().__init__()
         self.feedforward = stock.featurizer_type == "feedforward"
         self.adaptive = "none"
@@ -40,6 +47,11 @@ class FlatPETBackend(torch.nn.Module):
         self.bump = stock.cutoff_function.lower() == "bump"
         self.cutoff = stock.cutoff
         self.cutoff_width = stock.cutoff_width
+        self.cutoff_width_adaptive = cutoff_width_adaptive
+        self.energy_targets = list(energies)
+        tables = torch.stack(list(energies.values())) if energies else torch.empty(0, 2, 0)
+        self.register_buffer("energy_scales", tables[:, 0])
+        self.register_buffer("energy_shifts", tables[:, 1])
 
         self.register_buffer("species_to_species_index", stock.species_to_species_index)
         self.gnn_layers = torch.nn.ModuleList(
@@ -88,7 +100,41 @@ class FlatPETBackend(torch.nn.Module):
         neighbors, cell_shifts, row_starts = pairs.sort_by_center(
             centers, neighbors, cell_shifts, len(positions)
         )
-        systems = system_indices.to(torch.int32)
+        batch_data, status = self.edges_of_pairs(
+            positions,
+            cells,
+            neighbors,
+            cell_shifts,
+            row_starts,
+            system_indices.to(torch.int32),
+            species,
+            cutoff_width_adaptive,
+            -1,
+        )
+        pairs.expect_all_reverses(int(status[1]))
+        return batch_data
+
+    def edges_of_pairs(
+        self,
+        positions: Tensor,
+        cells: Tensor,
+        neighbors: Tensor,
+        cell_shifts: Tensor,
+        row_starts: Tensor,
+        systems: Tensor,
+        species: Tensor,
+        cutoff_width_adaptive: float,
+        capacity: int,
+    ) -> tuple[dict[str, Tensor], Tensor]:
+        """
+        The tensors of :meth:`preprocess`, from pairs in rows.
+
+        :param systems: ``[N]``, the system of each atom
+        :param capacity: of edges, as in ``pet_select_edges``; without one, the GPU is waited for
+        :return: the tensors; and ``[2]``, the number of edges, which may be more than the capacity,
+            and the number of pairs without a reverse
+        """
+        missing = torch.zeros(1, dtype=torch.int64, device=positions.device)
         if self.adaptive == "solver":
             atomic_cutoffs = torch.ops.metatomic_tc.pet_adaptive_cutoffs(
                 positions,
@@ -102,7 +148,7 @@ class FlatPETBackend(torch.nn.Module):
                 cutoff_width_adaptive,
             )
         elif self.adaptive == "grid":
-            reverse = pairs.reverse_edges(neighbors, cell_shifts, row_starts)
+            reverse, missing = pairs.reverse_edges(neighbors, cell_shifts, row_starts)
             vectors = torch.ops.metatomic_tc.pet_edge_vectors(
                 positions, cells, neighbors, cell_shifts, row_starts, reverse, systems
             )
@@ -114,7 +160,7 @@ class FlatPETBackend(torch.nn.Module):
                 (len(positions),), self.cutoff, dtype=positions.dtype, device=positions.device
             )
 
-        neighbors, cell_shifts, row_starts, _ = torch.ops.metatomic_tc.pet_select_edges(
+        neighbors, cell_shifts, row_starts, number = torch.ops.metatomic_tc.pet_select_edges(
             positions.detach(),
             cells.detach(),
             neighbors,
@@ -122,8 +168,9 @@ class FlatPETBackend(torch.nn.Module):
             row_starts,
             systems,
             atomic_cutoffs.detach(),
+            capacity,
         )
-        reverse = pairs.reverse_edges(neighbors, cell_shifts, row_starts)
+        reverse, missing_edges = pairs.reverse_edges(neighbors, cell_shifts, row_starts)
         vectors = torch.ops.metatomic_tc.pet_edge_vectors(
             positions, cells, neighbors, cell_shifts, row_starts, reverse, systems
         )
@@ -137,7 +184,7 @@ class FlatPETBackend(torch.nn.Module):
             self.bump,
         )
         node_species = self.species_to_species_index.index_select(0, species).to(torch.int32)
-        return {
+        batch_data = {
             "element_indices_nodes": node_species,
             "element_indices_neighbors": node_species.index_select(0, neighbors),
             "edge_vectors": vectors,
@@ -152,6 +199,57 @@ class FlatPETBackend(torch.nn.Module):
                 (len(positions), 1), dtype=positions.dtype, device=positions.device
             ),
         }
+        return batch_data, torch.cat([number, (missing + missing_edges).to(torch.int32)])
+
+    @torch.jit.export
+    def atomic_energies(
+        self,
+        positions: Tensor,
+        cell: Tensor,
+        neighbors: Tensor,
+        cell_shifts: Tensor,
+        row_starts: Tensor,
+        species: Tensor,
+        target: str,
+        capacity: int,
+    ) -> tuple[Tensor, Tensor]:
+        """
+        The energies of one system's atoms as the whole model gives them, without waiting for the
+        GPU if there is a capacity.
+
+        :param positions: ``[N, 3]``
+        :param cell: ``[3, 3]``
+        :param neighbors: ``[P]``, in rows by their centre, in both directions; the pairs may lie
+            beyond the cutoff
+        :param cell_shifts: ``[P, 3]``
+        :param row_starts: ``[N + 1]``
+        :param species: ``[N]``, atomic types
+        :param target: one of ``energy_targets``
+        :param capacity: of edges, as in ``pet_select_edges``
+        :return: the energies ``[N]`` in FP64, and the second result of :meth:`edges_of_pairs`
+        """
+        systems = torch.zeros_like(row_starts[1:])
+        cells = cell[None]
+        batch_data, status = self.edges_of_pairs(
+            positions,
+            cells,
+            neighbors,
+            cell_shifts,
+            row_starts,
+            systems,
+            species,
+            self.cutoff_width_adaptive,
+            capacity,
+        )
+        node_features, edge_features = self.calculate_features(batch_data, False)
+        predictions, _, _ = self.predict(
+            node_features, edge_features, batch_data, cells, systems, [target]
+        )
+        node_species = batch_data["element_indices_nodes"]
+        index = self.energy_targets.index(target)
+        scales = self.energy_scales[index].index_select(0, node_species).to(torch.float64)
+        shifts = self.energy_shifts[index].index_select(0, node_species).to(torch.float64)
+        return predictions[target][0][:, 0].to(torch.float64) * scales + shifts, status
 
     @torch.jit.export
     def calculate_features(

@@ -26,21 +26,26 @@ def sort_by_center(
     )
 
 
-def reverse_edges(neighbors: Tensor, cell_shifts: Tensor, row_starts: Tensor) -> Tensor:
+def reverse_edges(
+    neighbors: Tensor, cell_shifts: Tensor, row_starts: Tensor
+) -> tuple[Tensor, Tensor]:
     """
-    The index of the edge (j, i, -shift) for every edge (i, j, shift), ``[E]``. Waits for the GPU.
+    The index of the edge (j, i, -shift) for every edge (i, j, shift).
 
-    :raises RuntimeError: if one is missing
+    :return: the indices ``[E]``, and how many there were none for ``[]``
     """
     reverse = torch.ops.metatomic_tc.pet_reverse_edges(neighbors, cell_shifts, row_starts)
-    missing = int((reverse < 0).sum())
+    return reverse.clamp_min(0), (reverse < 0).sum()
+
+
+def expect_all_reverses(missing: int) -> None:
+    """:raises RuntimeError: if ``missing`` is not 0"""
     if missing > 0:
         raise RuntimeError(
             f"PET needs a full neighbor list that holds every pair of atoms in both directions, "
-            f"but for {missing} of {len(neighbors)} pairs (i, j, shift) the list has no pair "
-            "(j, i, -shift); this is an error of the engine that made the list"
+            f"but for {missing} of its pairs (i, j, shift) the list has no pair (j, i, -shift); "
+            "this is an error of the engine that made the list"
         )
-    return reverse
 
 
 def grid_cutoffs(

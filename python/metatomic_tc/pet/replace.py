@@ -1,5 +1,7 @@
 """Gives metatrain's PET the backend of metatomic-tc, where that can do what the model needs."""
 
+import copy
+
 import torch
 
 #: the only place that knows which metatrain this backend is made for
@@ -32,7 +34,9 @@ def replace_backend(model: torch.nn.Module) -> str | None:
     if reason is None:
         from .backend import FlatPETBackend
 
-        pet.backend = FlatPETBackend(pet.backend).train(pet.training)
+        pet.backend = FlatPETBackend(
+            pet.backend, pet.cutoff_width_adaptive, scales_and_shifts(pet)
+        ).train(pet.training)
     return reason
 
 
@@ -71,6 +75,42 @@ def reason_for_stock(pet: torch.nn.Module) -> str | None:
         if value not in known:
             return f"the model has the {name} '{value}', which the backend does not know"
     return None
+
+
+def scales_and_shifts(pet: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """
+    What a metatrain PET makes of the backend's prediction for an energy, in eV: for each such
+    target the factors and what is added, ``[2, species]``, in FP64. Empty for a model that adds
+    more than an energy of each species (ZBL), or has other units.
+    """
+    from metatomic.torch import ModelOutput, System
+
+    if len(pet.additive_models) != 1 or pet.dataset_info.length_unit.lower() != "angstrom":
+        return {}
+    # Their functions convert what they hold to the type of the systems.
+    composition, scaler = copy.deepcopy(pet.additive_models[0]), copy.deepcopy(pet.scaler)
+    atoms = [
+        System(
+            types=torch.tensor([atomic_type], dtype=torch.int32),
+            positions=torch.zeros(1, 3, dtype=torch.float64),
+            cell=torch.zeros(3, 3, dtype=torch.float64),
+            pbc=torch.tensor([False, False, False]),
+        )
+        for atomic_type in pet.atomic_types
+    ]
+    order = pet.backend.species_to_species_index[torch.tensor(pet.atomic_types)]
+    tables = {}
+    for name in pet.target_names:
+        is_energy = name.partition("/")[0] == "energy" and pet.outputs[name].unit == "eV"
+        if not is_energy or list(pet.output_shapes[name].values()) != [[1]]:
+            continue
+        wanted = {name: ModelOutput(unit="eV", sample_kind="atom")}
+        table = torch.zeros(2, len(atoms), dtype=torch.float64)
+        table[0, order] = scaler.get_scales(atoms, wanted)[name].block().values[:, 0]
+        if name in composition.outputs:
+            table[1, order] = composition(atoms, wanted)[name].block().values[:, 0]
+        tables[name] = table
+    return tables
 
 
 def backend_of(model: torch.nn.Module) -> str | None:

@@ -1,0 +1,73 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <torch/script.h>
+
+namespace metatomic_tc {
+
+/// One MD step (energies, forces, virial) of one structure after the other by a PET model with the
+/// backend of metatomic-tc. It goes around metatomic's and metatrain's classes, and on a GPU it is
+/// one CUDA graph: arrays have some room to spare, so that the graph serves until a structure grows
+/// out of them, and then it is captured anew. Lengths are in Å and energies in eV.
+class PetStep {
+  public:
+    /// Why `model` cannot be used so, or "" if it can.
+    ///
+    /// @param model an exported metatomic model, or a module in one
+    /// @param energy the output that is the energy
+    static std::string why_not(const torch::jit::Module &model, const std::string &energy);
+
+    /// @param model as above, one that `why_not` has nothing against, on the device where it is to
+    ///     run, in whatever modes its layers are, with frozen parameters
+    /// @param energy as above
+    /// @param spare the part of the arrays' rows to have free when a graph is captured. Without
+    /// one,
+    ///     and on the CPU without a graph anyway, arrays are as large as they must be.
+    /// @throws c10::Error if there is no such model
+    PetStep(
+        const torch::jit::Module &model, const std::string &energy, std::optional<double> spare
+    );
+    ~PetStep();
+
+    /// The structure that `evaluate` gets next.
+    ///
+    /// @param species [atoms], atomic types, integers
+    /// @param pairs [pairs, 5], integers: first atom, second atom and the cell shift of the second
+    ///     one. Each pair is there once, in one direction. All closer than the model's cutoff now
+    ///     and until the next call; others do not matter.
+    /// @param owned the energy is that of so many atoms, the first ones
+    void set_structure(const at::Tensor &species, const at::Tensor &pairs, int64_t owned);
+
+    /// Tensors on the CPU, in FP64.
+    struct Result {
+        /// [owned]
+        at::Tensor energies;
+        /// [atoms, 3]: of the energy with respect to positions
+        at::Tensor position_gradient;
+        /// [3, 3]: of the energy with respect to the strain S in `positions·S` and `cell·S`
+        at::Tensor strain_gradient;
+    };
+
+    /// @param positions [atoms, 3], floating point
+    /// @param cell [3, 3], rows are the cell vectors, zeros where it is not periodic
+    /// @throws c10::Error if sizes are not those of the structure, or there is none
+    Result evaluate(const at::Tensor &positions, const at::Tensor &cell);
+
+    /// How often a graph was captured.
+    int64_t captures() const;
+    /// Why steps are not CUDA graphs; "" if they are.
+    const std::string &graph_problem() const;
+    /// Gives the memory of the graph back; it is captured again when the next structure is
+    /// evaluated for the second time.
+    void release();
+
+  private:
+    struct Implementation;
+    std::unique_ptr<Implementation> implementation;
+};
+
+} // namespace metatomic_tc

@@ -1,0 +1,313 @@
+#include "metatomic_tc/pet_step.hpp"
+
+#include <algorithm>
+
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/DeviceGuard.h>
+#include <torch/csrc/jit/runtime/graph_executor.h>
+#include <torch/torch.h>
+
+#include "cuda_graph.hpp"
+
+namespace metatomic_tc {
+
+namespace {
+
+constexpr auto method_name = "atomic_energies";
+
+/// The module in `model` that has the method.
+std::optional<torch::jit::Module> find_backend(const torch::jit::Module &model) {
+    for (const auto &module : model.modules()) {
+        if (module.find_method(method_name).has_value()) {
+            return module;
+        }
+    }
+    return std::nullopt;
+}
+
+} // namespace
+
+struct PetStep::Implementation {
+    torch::jit::Module backend;
+    std::string energy;
+    std::optional<double> spare;
+    at::Device device = at::kCPU;
+    at::ScalarType dtype = at::kFloat;
+    /// one that the model knows
+    int64_t spare_species = 0;
+    std::string graph_problem;
+    int64_t captures = 0;
+
+    /// Of the structure.
+    int64_t atoms = -1, owned = 0, pairs = 0;
+    /// Room for edges; negative for as many as there are.
+    int64_t edge_capacity = -1;
+    /// What a step reads and writes, with room for more atoms and pairs. Species, neighbors, cell
+    /// shifts and row starts are as `FlatPETBackend.atomic_energies` takes them; weights, FP64, are
+    /// 1 for owned atoms and 0 for others.
+    at::Tensor positions, cell, species, weights, neighbors, cell_shifts, row_starts;
+    /// FP64: the energies of all atoms, the gradients with respect to positions and strain, the
+    /// number of edges and that of pairs without a reverse
+    at::Tensor result;
+    std::optional<CudaGraph> graph;
+
+    void set_structure(const at::Tensor &species, const at::Tensor &pairs, int64_t owned);
+    void make_room();
+    void step(int64_t capacity);
+    void capture();
+};
+
+std::string PetStep::why_not(const torch::jit::Module &model, const std::string &energy) {
+    auto backend = find_backend(model);
+    if (!backend.has_value()) {
+        return "the model is no PET with the backend of metatomic-tc (see metatomic-tc export)";
+    }
+    for (const auto &target : backend->attr("energy_targets").toListRef()) {
+        if (target.toStringRef() == energy) {
+            return "";
+        }
+    }
+    return "the output " + energy +
+           " of the model is no energy in eV, or has a repulsion (ZBL) added to it, or the model "
+           "is "
+           "not in angstrom";
+}
+
+PetStep::PetStep(
+    const torch::jit::Module &model, const std::string &energy, std::optional<double> spare
+)
+    : implementation(std::make_unique<Implementation>()) {
+    auto problem = why_not(model, energy);
+    TORCH_CHECK_VALUE(problem.empty(), "A step of PET cannot be made: ", problem, ".");
+    auto &self = *implementation;
+    self.backend = *find_backend(model);
+    self.energy = energy;
+    auto table = self.backend.attr("energy_scales").toTensor();
+    self.device = table.device();
+    self.dtype = table.scalar_type();
+    self.spare = spare;
+    auto known = self.backend.attr("species_to_species_index").toTensor() >= 0;
+    self.spare_species = known.nonzero()[0].item<int64_t>();
+    if (!self.device.is_cuda()) {
+        self.graph_problem = "there are none on the CPU";
+    } else if (!spare.has_value()) {
+        self.graph_problem = "the arrays have no room to spare";
+    } else {
+        self.graph_problem = CudaGraph::why_not();
+    }
+}
+
+PetStep::~PetStep() = default;
+
+void PetStep::set_structure(const at::Tensor &species, const at::Tensor &pairs, int64_t owned) {
+    auto guard = c10::DeviceGuard(implementation->device);
+    implementation->set_structure(species, pairs, owned);
+}
+
+void PetStep::Implementation::set_structure(
+    const at::Tensor &all_species, const at::Tensor &all_pairs, int64_t owned_atoms
+) {
+    TORCH_CHECK_VALUE(
+        all_species.dim() == 1 && all_pairs.dim() == 2 && all_pairs.size(1) == 5 &&
+            owned_atoms >= 0 && owned_atoms <= all_species.numel(),
+        "A step of PET needs species [atoms], pairs [pairs, 5] and at most so many owned atoms, "
+        "but "
+        "found the sizes ",
+        all_species.sizes(),
+        " and ",
+        all_pairs.sizes(),
+        ", and ",
+        owned_atoms,
+        " owned atoms."
+    );
+    auto no_gradient = at::NoGradGuard();
+    atoms = all_species.numel();
+    owned = owned_atoms;
+    pairs = 2 * all_pairs.size(0);
+    make_room();
+
+    auto integers = at::TensorOptions(at::kInt).device(device);
+    species.fill_(spare_species);
+    species.narrow(0, 0, atoms).copy_(all_species);
+    weights.zero_();
+    weights.narrow(0, 0, owned).fill_(1.0);
+    positions.zero_();
+
+    // both directions, in rows by their centre
+    auto one = all_pairs.to(integers);
+    auto first = one.select(1, 0), second = one.select(1, 1), shift = one.narrow(1, 2, 3);
+    auto [centers, order] = at::sort(at::cat({first, second}), /*stable=*/true, 0, false);
+    auto starts = at::arange(row_starts.numel(), integers);
+    row_starts.copy_(at::searchsorted(centers, starts, /*out_int32=*/true));
+    neighbors.narrow(0, 0, pairs).copy_(at::cat({second, first}).index_select(0, order));
+    cell_shifts.narrow(0, 0, pairs).copy_(at::cat({shift, shift.neg()}).index_select(0, order));
+}
+
+/// Arrays that are large enough for the structure, those that are there if they are.
+void PetStep::Implementation::make_room() {
+    auto rows = positions.defined() ? positions.size(0) : -1;
+    auto room = neighbors.defined() ? neighbors.numel() : -1;
+    auto exact = !spare.has_value();
+    if (exact ? atoms == rows && pairs == room : atoms <= rows && pairs <= room) {
+        return;
+    }
+    auto with_room = [&](int64_t size, int64_t least) {
+        return exact ? size : size + std::max(least, static_cast<int64_t>(size * *spare));
+    };
+    rows = with_room(atoms, 16);
+    room = with_room(pairs, 1024);
+    graph.reset();
+    edge_capacity = -1;
+    auto floats = at::TensorOptions(at::kDouble).device(device);
+    auto integers = floats.dtype(at::kInt);
+    positions = at::zeros({rows, 3}, floats);
+    cell = at::zeros({3, 3}, floats);
+    weights = at::zeros({rows}, floats);
+    result = at::zeros({4 * rows + 11}, floats);
+    species = at::zeros({rows}, integers);
+    neighbors = at::zeros({room}, integers);
+    cell_shifts = at::zeros({room, 3}, integers);
+    row_starts = at::zeros({rows + 1}, integers);
+}
+
+/// From what is in the arrays to `result`.
+void PetStep::Implementation::step(int64_t capacity) {
+    auto gradients_on = at::AutoGradMode(true);
+    // TorchScript's optimizer would compile kernels, and watch some steps first.
+    auto optimizer_off = torch::jit::GraphOptimizerEnabledGuard(false);
+    auto inputs = positions.detach().requires_grad_(true);
+    // Positions and strain are FP64 and rounded to the model's type behind the strain: so the sum
+    // over atoms that makes the virial is FP64, too.
+    auto strain = at::eye(3, cell.options()).requires_grad_(true);
+    auto outputs = backend
+                       .run_method(
+                           method_name,
+                           inputs.matmul(strain).to(dtype),
+                           cell.matmul(strain).to(dtype),
+                           neighbors,
+                           cell_shifts,
+                           row_starts,
+                           species,
+                           energy,
+                           capacity
+                       )
+                       .toTuple();
+    auto energies = outputs->elements()[0].toTensor();
+    auto status = outputs->elements()[1].toTensor();
+    auto gradients =
+        torch::autograd::variable_list{at::zeros_like(positions), at::zeros_like(cell)};
+    if (energies.requires_grad()) {
+        auto found = torch::autograd::grad(
+            {energies},
+            {inputs, strain},
+            {weights},
+            /*retain_graph=*/std::nullopt,
+            /*create_graph=*/false,
+            /*allow_unused=*/true
+        );
+        for (size_t i = 0; i < found.size(); i++) {
+            gradients[i] = found[i].defined() ? found[i] : gradients[i];
+        }
+    }
+    auto no_gradient = at::NoGradGuard();
+    result.copy_(
+        at::cat(
+            {energies.detach(),
+             gradients[0].reshape({-1}),
+             gradients[1].reshape({-1}),
+             status.to(at::kDouble)}
+        )
+    );
+}
+
+void PetStep::Implementation::capture() {
+    graph.reset();
+    // What steps without a graph have left is of no use to it.
+    at::accelerator::emptyCache();
+    try {
+        graph.emplace(device, [&] { step(edge_capacity); });
+        captures++;
+    } catch (const std::exception &error) {
+        graph.reset();
+        graph_problem = error.what();
+    }
+}
+
+PetStep::Result PetStep::evaluate(const at::Tensor &positions, const at::Tensor &cell) {
+    auto &self = *implementation;
+    auto guard = c10::DeviceGuard(self.device);
+    TORCH_CHECK_VALUE(self.atoms >= 0, "A step of PET needs a structure first: set_structure.");
+    TORCH_CHECK_VALUE(
+        positions.sizes() == at::IntArrayRef({self.atoms, 3}) &&
+            cell.sizes() == at::IntArrayRef({3, 3}),
+        "A step of PET needs positions [",
+        self.atoms,
+        ", 3] and cell [3, 3], but found the sizes ",
+        positions.sizes(),
+        " and ",
+        cell.sizes(),
+        "."
+    );
+    {
+        auto no_gradient = at::NoGradGuard();
+        self.positions.narrow(0, 0, self.atoms).copy_(positions);
+        self.cell.copy_(cell);
+    }
+    auto rows = self.positions.size(0);
+    auto host = at::Tensor();
+    const double *status = nullptr;
+    auto fetch = [&] {
+        host = self.result.to(at::kCPU);
+        status = host.const_data_ptr<double>() + 4 * rows + 9;
+    };
+
+    if (self.graph_problem.empty() && self.edge_capacity >= 0 && !self.graph.has_value()) {
+        self.capture();
+    }
+    auto replayed = self.graph.has_value();
+    if (replayed) {
+        self.graph->replay();
+        fetch();
+        // too many edges for the graph: it has left some out
+        replayed = status[0] <= static_cast<double>(self.edge_capacity);
+    }
+    if (!replayed) {
+        self.graph.reset();
+        self.step(self.spare.has_value() && !self.device.is_cuda() ? self.edge_capacity : -1);
+        fetch();
+        if (self.edge_capacity >= 0 && status[0] > static_cast<double>(self.edge_capacity)) {
+            self.step(-1);
+            fetch();
+        }
+        if (self.spare.has_value()) {
+            auto edges = static_cast<int64_t>(status[0]);
+            self.edge_capacity = edges + std::max<int64_t>(256, edges * *self.spare);
+        }
+    }
+    TORCH_CHECK(
+        status[1] == 0,
+        "For ",
+        status[1],
+        " edges of PET there is no reverse one; this is an error of metatomic-tc."
+    );
+    return {
+        host.narrow(0, 0, self.owned),
+        host.narrow(0, rows, 3 * self.atoms).view({self.atoms, 3}),
+        host.narrow(0, 4 * rows, 9).view({3, 3})
+    };
+}
+
+int64_t PetStep::captures() const {
+    return implementation->captures;
+}
+
+const std::string &PetStep::graph_problem() const {
+    return implementation->graph_problem;
+}
+
+void PetStep::release() {
+    implementation->graph.reset();
+    implementation->edge_capacity = -1;
+}
+
+} // namespace metatomic_tc

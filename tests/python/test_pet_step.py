@@ -1,0 +1,152 @@
+"""PetStep gives what the whole model gives, also in arrays with room to spare."""
+
+import metatomic_tc
+import pytest
+import torch
+import vesin.metatomic
+from metatomic.torch import NeighborListOptions, System
+from metatomic_tc.pet import Step, replace_backend
+from test_pet_backend import CASES, SETTINGS, evaluate, pet_model, systems_of
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+#: without ZBL and charges
+STEP_CASES = [case for case in CASES if not case[7] and not case[8]]
+
+
+def trained_model(**settings):
+    """A model with an energy and a factor for each species, as training finds them."""
+    pet = pet_model(**settings)
+    weights = pet.additive_models[0].model.weights["energy"].block().values
+    weights += torch.arange(1.0, 1.0 + weights.numel()).reshape(weights.shape)
+    scales = pet.scaler.model.scales["energy"].block().values
+    scales *= 1.0 + 0.3 * torch.arange(1.0, 1.0 + scales.numel()).reshape(scales.shape)
+    assert replace_backend(pet) is None
+    return pet.export()
+
+
+def moved(system, positions, cell=None):
+    """The system with other positions, and with the pairs that it then has."""
+    other = System(system.types, positions, system.cell if cell is None else cell, system.pbc)
+    for options in system.known_neighbor_lists():
+        pairs = vesin.metatomic.NeighborList(options, "angstrom").compute(other)
+        other.add_neighbor_list(options, pairs)
+    return other
+
+
+def pairs_of(system, cutoff=4.0):
+    """``[P, 5]``, each pair once."""
+    options = NeighborListOptions(cutoff, full_list=False, strict=True)
+    list_of = vesin.metatomic.NeighborList(options, "angstrom")
+    return list_of.compute(system.to(dtype=torch.float64, device="cpu")).samples.values
+
+
+def expected_of(model, system):
+    """Energies of atoms, forces and virial by the whole model."""
+    result = evaluate(model, [system], [], ["energy"])
+    return result["energy"][:, 0], result["forces"], result["virials"][0]
+
+
+def assert_same(found, expected, tolerance=1e-10):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other.cpu().double(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("spare", [None, 0.02])
+@pytest.mark.parametrize("case", STEP_CASES, ids=lambda case: "-".join(map(str, case)))
+def test_same_as_the_whole_model(case, spare, device):
+    model = trained_model(**dict(zip(SETTINGS, case, strict=True)))
+    step = Step(model, device=device, spare=spare)
+    for name in ["slab", "water", "one atom", "crystal", "no pairs", "molecule"]:
+        (system,) = systems_of([name], model)
+        step.set_structure(system.types, pairs_of(system))
+        # with a graph the first step runs without it, and the second one captures it
+        for repeat in range(2 if spare is None else 4):
+            positions = (1.0 + 0.002 * repeat) * system.positions
+            found = step(positions, system.cell)
+            assert_same(found, expected_of(model, moved(system, positions)))
+    graphs = device.type == "cuda" and spare is not None
+    assert (step.graph_problem == "") == graphs
+    assert (step.captures > 0) == graphs
+
+
+def test_more_edges_than_there_is_room_for(device):
+    model = trained_model(adaptive=None)
+    (close,) = systems_of(["slab"], model)
+    wide = moved(close, 1.6 * close.positions, 1.6 * close.cell)
+    step = Step(model, device=device)
+    step.set_structure(close.types, pairs_of(close, 7.0))
+    for system in [wide, wide, close, close, wide, close]:
+        assert_same(step(system.positions, system.cell), expected_of(model, system))
+    assert step.captures == (2 if device.type == "cuda" else 0)
+
+
+def test_repeats_are_bit_identical(device):
+    model = metatomic_tc.convert(trained_model(dtype=torch.float32), "tf32x3")
+    (system,) = systems_of(["water"], model, torch.float32)
+    step = Step(model, device=device)
+    step.set_structure(system.types, pairs_of(system))
+    step(system.positions, system.cell)
+    first = step(system.positions, system.cell)
+    step(1.01 * system.positions, system.cell)
+    for one, other in zip(step(system.positions, system.cell), first, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_owned_atoms(device):
+    model = trained_model()
+    (system,) = systems_of(["slab"], model)
+    step = Step(model, device=device)
+    step.set_structure(system.types, pairs_of(system), owned=3)
+
+    def energy(x):
+        positions = system.positions.clone()
+        positions[5, 1] += x
+        return step(positions, system.cell)[0].sum().item()
+
+    energies, forces, _ = step(system.positions, system.cell)
+    assert len(energies) == 3 and len(forces) == len(system)
+    slope = (energy(1e-4) - energy(-1e-4)) / 2e-4
+    assert abs(slope) > 1e-3 and forces[5, 1].item() == pytest.approx(-slope, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["fp32", "tf32x3", "tf32"])
+def test_modes(mode, device):
+    model = trained_model(dtype=torch.float32)
+    (system,) = systems_of(["water"], model, torch.float32)
+    expected = expected_of(model, system)[1]
+    step = Step(metatomic_tc.convert(model, mode), device=device)
+    step.set_structure(system.types, pairs_of(system))
+    for _ in range(2):
+        error = (step(system.positions, system.cell)[1] - expected).norm() / expected.norm()
+    assert error > 1e-5 if mode == "tf32" else error < 2e-6
+
+
+# ---- what it does not do -------------------------------------------------------------------------
+
+
+def test_other_models_are_refused():
+    stock = pet_model().export()
+    with pytest.raises(ValueError, match="no PET with the backend of metatomic-tc"):
+        Step(stock, device="cpu")
+    with pytest.raises(ValueError, match="output free_energy of the model is no energy"):
+        Step(trained_model(), "free_energy", "cpu")
+    pet = pet_model(zbl=True)
+    assert replace_backend(pet) is None
+    with pytest.raises(ValueError, match="repulsion"):
+        Step(pet.export(), device="cpu")
+
+
+def test_wrong_arguments():
+    model = trained_model()
+    (system,) = systems_of(["water"], model)
+    step = Step(model, device="cpu")
+    with pytest.raises(ValueError, match="needs a structure first"):
+        step(system.positions, system.cell)
+    with pytest.raises(ValueError, match=r"pairs \[pairs, 5\]"):
+        step.set_structure(system.types, pairs_of(system)[:, :4])
+    with pytest.raises(ValueError, match="owned"):
+        step.set_structure(system.types, pairs_of(system), len(system) + 1)
+    step.set_structure(system.types, pairs_of(system))
+    with pytest.raises(ValueError, match=r"positions \[24, 3\]"):
+        step(system.positions[1:], system.cell)
