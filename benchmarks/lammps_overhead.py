@@ -76,7 +76,8 @@ def parse(log):
     steps = int(re.match(r"metatomic-tc: profile of (\d+) steps", profile)[1])
     rows = re.findall(r"^(\w[\w ]+?) *\| +(\S+) \| +(\S+) \| +\S+ \| +\S+$", profile, re.MULTILINE)
     sections = {name: 1e3 * float(average) / steps for name, _, average in rows}
-    step, model = sum(sections.values()), sections["forward"] + sections["backward"]
+    step = sum(sections.values())
+    model = sum(sections[name] for name in ("forward", "backward", "forward and backward"))
     copied = re.search(r"Between rebuilds (\S+) bytes for each atom", profile)
     memory = re.search(r"^.* GiB of the GPU's memory in use.*$", profile, re.MULTILINE)
     return {

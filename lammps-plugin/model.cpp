@@ -29,6 +29,7 @@
 #include "metatomic_tc/convert.hpp"
 #include "metatomic_tc/linear.hpp"
 #include "metatomic_tc/modes.hpp"
+#include "metatomic_tc/pet_step.hpp"
 
 namespace metatomic_tc::lammps {
 
@@ -188,6 +189,11 @@ struct Model::Implementation {
   /// Bytes of the current evaluation that go to the device.
   int64_t copied = 0;
   torch::Dict<std::string, metatomic_torch::ModelOutput> outputs;
+  /// For steps of one structure, the one it was built for last; none if the model or what is asked
+  /// of it needs metatomic's way.
+  std::optional<PetStep> step;
+  const Structure *step_structure = nullptr;
+  int64_t step_build = 0;
   std::string summary;
   std::vector<std::string> warnings;
 
@@ -221,6 +227,9 @@ struct Model::Implementation {
   };
 
   Input input(const Structure &structure, bool gradient, bool virial);
+  Prediction evaluate_step(const Structure &structure);
+  Prediction evaluate_whole(const Structure &structure, bool virial);
+  std::vector<double> atomic_virials(const Structure &structure);
   c10::impl::GenericDict run(const Structure &structure, const metatomic_torch::System &system,
                              const torch::Dict<std::string, metatomic_torch::ModelOutput> &wanted);
   /// [rows] the owned atom that each row of an output belongs to
@@ -403,6 +412,19 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   self.components = {self.sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
   self.properties = self.sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
 
+  std::string no_step = self.check_consistency          ? "of check_consistency"
+                        : !self.uncertainty_key.empty() ? "an uncertainty is wanted"
+                        : options.direct_forces || options.direct_stress
+                            ? "of non_conservative"
+                            : PetStep::why_not(self.module, self.energy_key);
+  if (no_step.empty()) {
+    // A structure may grow by so much before its CUDA graph is captured again.
+    constexpr double spare = 0.02;
+    self.step.emplace(self.module, self.energy_key,
+                      self.device.is_cuda() ? std::make_optional(spare) : std::nullopt);
+    no_step = self.step->graph_problem();
+  }
+
   if (mode != asked)
     self.warnings.push_back("mode " + to_string(asked) + " is not supported on " +
                             on.description() + ": using " + to_string(mode) +
@@ -424,6 +446,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   summary << ", mode " << to_string(mode) << (emulated ? " (emulated on the CPU)" : "") << ", "
           << report.replaced() << " linear layers replaced and " << report.left()
           << " left in FP32; metatomic-tc " METATOMIC_TC_VERSION ", torch " TORCH_VERSION;
+  if (self.device.is_cuda())
+    summary << (no_step.empty() ? ", steps as CUDA graphs" : ", no CUDA graphs since " + no_step);
   self.summary = summary.str();
 }
 
@@ -459,6 +483,11 @@ std::string Model::summary() const {
 }
 const std::vector<std::string> &Model::warnings() const {
   return implementation_->warnings;
+}
+
+std::string Model::graph_failure() const {
+  const auto &self = *implementation_;
+  return self.step && self.device.is_cuda() ? self.step->graph_problem() : "";
 }
 
 double Model::uncertainty_threshold() const {
@@ -669,7 +698,7 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
   // What an evaluation that failed left of another structure at this address.
   self.kept_structures.erase(&part);
   // A non-conservative stress needs a cell; it takes no memory.
-  evaluate(part, self.stress_key.empty());
+  self.evaluate_whole(part, self.stress_key.empty());
   self.kept_structures.erase(&part);
   Memory memory;
   memory.per_atom = static_cast<double>(allocated(self.device).peak - before.current) / sample;
@@ -710,6 +739,62 @@ std::vector<Pair> Model::pairs(const Structure &structure) {
 Prediction Model::evaluate(const Structure &structure, bool virial) {
   auto &self = *implementation_;
   const OnDevice on_device(self.device);
+  return self.step ? self.evaluate_step(structure) : self.evaluate_whole(structure, virial);
+}
+
+/// The six components of the virial from the gradient with respect to strain, [3,3].
+static void set_virial(const torch::Tensor &by_strain, double unit, double (&virial)[6]) {
+  const auto host = to_host(by_strain);
+  const auto g = host.accessor<double, 2>();
+  // The strain has nine components, of which three are rotations: PET is not exactly invariant.
+  const int rows[6] = {0, 1, 2, 0, 0, 1};
+  const int columns[6] = {0, 1, 2, 1, 2, 2};
+  for (int m = 0; m < 6; m++)
+    virial[m] = -0.5 * (g[rows[m]][columns[m]] + g[columns[m]][rows[m]]) * unit;
+}
+
+Prediction Model::Implementation::evaluate_step(const Structure &structure) {
+  auto start = std::chrono::steady_clock::now();
+  const auto n = static_cast<int64_t>(structure.types.size());
+  const bool repeated = kept_structures[&structure].build == structure.build;
+  copied = 0;
+  const auto &kept = this->kept(structure);
+  if (step_structure != &structure || step_build != structure.build) {
+    step->set_structure(kept.types, kept.pairs, structure.owned);
+    step_structure = &structure;
+    step_build = structure.build;
+  }
+  auto positions = to_device(structure.positions.data(), {n, 3}, torch::kFloat64);
+  auto cell = to_device(structure.cell.rows, {3, 3}, torch::kFloat64);
+  if (angstrom != 1.0) {
+    positions = positions * angstrom;
+    cell = cell * angstrom;
+  }
+  stamp(start, times.input);
+  if (repeated) {
+    times.repeated++;
+    times.repeated_atoms += n;
+    times.repeated_bytes += copied;
+  }
+  const auto result = step->evaluate(positions, cell);
+  stamp(start, times.step);
+
+  Prediction prediction;
+  const double *energies = result.energies.const_data_ptr<double>();
+  for (int64_t i = 0; i < structure.owned; i++) {
+    prediction.energies.push_back(energies[i] * energy_unit);
+    prediction.energy += prediction.energies.back();
+  }
+  const double *g = result.position_gradient.const_data_ptr<double>();
+  for (int64_t i = 0; i < 3 * n; i++)
+    prediction.forces.push_back(-g[i] * energy_unit * angstrom);
+  set_virial(result.strain_gradient, energy_unit, prediction.virial);
+  stamp(start, times.output);
+  return prediction;
+}
+
+Prediction Model::Implementation::evaluate_whole(const Structure &structure, bool virial) {
+  auto &self = *this;
   auto start = std::chrono::steady_clock::now();
 
   const auto n = static_cast<int64_t>(structure.types.size());
@@ -798,16 +883,8 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
         std::abs(rows[0][0] * rows[1][1] * rows[2][2]) * std::pow(self.angstrom, 3);
     by_strain = volume * to_host(block_of(outputs, self.stress_key)->values().reshape({3, 3}));
   }
-  if (by_strain.defined()) {
-    const auto host = to_host(by_strain);
-    const auto g = host.accessor<double, 2>();
-    // The strain has nine components, of which three are rotations: PET is not exactly invariant.
-    const int rows[6] = {0, 1, 2, 0, 0, 1};
-    const int columns[6] = {0, 1, 2, 1, 2, 2};
-    for (int m = 0; m < 6; m++)
-      prediction.virial[m] =
-          -0.5 * (g[rows[m]][columns[m]] + g[columns[m]][rows[m]]) * self.energy_unit;
-  }
+  if (by_strain.defined())
+    set_virial(by_strain, self.energy_unit, prediction.virial);
   self.stamp(start, self.times.output);
   return prediction;
 }
@@ -815,6 +892,19 @@ Prediction Model::evaluate(const Structure &structure, bool virial) {
 std::vector<double> Model::atomic_virials(const Structure &structure) {
   auto &self = *implementation_;
   const OnDevice on_device(self.device);
+  try {
+    return self.atomic_virials(structure);
+  } catch (const c10::OutOfMemoryError &) {
+    if (!self.step || self.step->captures() == 0)
+      throw;
+    // The graph holds the memory of a whole step.
+    self.step->release();
+    return self.atomic_virials(structure);
+  }
+}
+
+std::vector<double> Model::Implementation::atomic_virials(const Structure &structure) {
+  auto &self = *this;
   auto start = std::chrono::steady_clock::now();
   const auto n = static_cast<int64_t>(structure.types.size());
   std::vector<double> virials(9 * n, 0.0);

@@ -98,6 +98,8 @@ struct Times {
   double input = 0.0;
   double forward = 0.0;
   double backward = 0.0;
+  /// Forward and backward where these are one.
+  double step = 0.0;
   /// Getting results back from the device.
   double output = 0.0;
   /// Of evaluations of a structure that was not built anew: how many, of how many atoms together,
@@ -132,6 +134,9 @@ public:
   std::string summary() const;
   /// What a user must know about the mode (it is emulated, changed, or not FP32-accurate).
   const std::vector<std::string> &warnings() const;
+
+  /// Why a step that should have been a CUDA graph was not; "" if there was none.
+  std::string graph_failure() const;
 
   /// @param virial whether to compute the virial
   /// @throws std::exception when the model fails; see `one_line`

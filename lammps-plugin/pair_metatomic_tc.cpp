@@ -745,6 +745,14 @@ void PairMetatomicTC::evaluate() {
   }
   if (!problem.empty())
     fail(problem);
+  if (const auto failure = model_->graph_failure(); !failure.empty() && !graph_failed_) {
+    graph_failed_ = true;
+    error->warning(
+        FLERR,
+        "pair_style metatomic-tc: on rank {} steps are not CUDA graphs, so small systems "
+        "are slower: {}",
+        comm->me, failure);
+  }
 
   bool finite = std::isfinite(prediction.energy);
   for (const auto *numbers : {&prediction.forces, &virials})
@@ -824,13 +832,15 @@ void PairMetatomicTC::finish() {
   const double total = timer->get_wall(Timer::TOTAL);
   const double lists = timer->get_wall(Timer::NEIGH), comm_time = timer->get_wall(Timer::COMM);
   const double pairs = times_.pairs + model.pairs;
-  const double known = pairs + model.input + model.forward + model.backward + model.output;
+  const double known =
+      pairs + model.input + model.forward + model.backward + model.step + model.output;
   const std::vector<std::pair<const char *, double>> sections = {
       {"LAMMPS neighbor lists", lists},
       {"pairs for the model", pairs},
       {"input", model.input},
       {"forward", model.forward},
       {"backward", model.backward},
+      {"forward and backward", model.step},
       {"output", model.output},
       {"rest of the pair style", times_.pair - known},
       {"communication", comm_time},

@@ -79,6 +79,8 @@ private:
   bool masses_checked_ = false;
   /// Whether the user knows how atoms are shared among ranks, and what memory they need.
   bool reported_ = false;
+  /// Whether the user knows that there are no CUDA graphs.
+  bool graph_failed_ = false;
 
   /// [uncertainty_size_]
   double *uncertainty_ = nullptr;

@@ -257,6 +257,7 @@ PROFILE = [
     "input",
     "forward",
     "backward",
+    "forward and backward",
     "output",
     "rest of the pair style",
     "communication",
