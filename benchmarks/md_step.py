@@ -4,8 +4,9 @@
 
 Modes: stock-fp32 and stock-tf32 are the TorchScript model as metatomic exports it; compiled-fp32
 and compiled-tf32 (with --compiled) are PET under torch.compile, which no metatomic engine runs; the
-others are modes of metatomic-tc, with its own PET backend; "MODE/stock" is one with metatrain's
-backend. Every (size, atoms) runs in a process of its own, and the compiled
+others are modes of metatomic-tc as its pair style runs them: its own PET backend, a step being one
+CUDA graph. "MODE/whole" has the same backend behind metatomic's and metatrain's classes, without a
+graph, and "MODE/stock" metatrain's backend. Every (size, atoms) runs in a process of its own, and the compiled
 modes in a second. Within a process the modes take turns, so that a change of the clock or of the
 load meets them all. A mode that fails becomes a record with "error".
 
@@ -107,7 +108,7 @@ def make_step(mode, size, system, seed, options):
     """A function without arguments that does one step in `mode`."""
     import metatomic_tc
     import torch
-    from metatomic_tc.pet import replace_backend
+    from metatomic_tc.pet import Step, replace_backend
     from pet_models import build_pet
 
     device = system.device
@@ -118,18 +119,34 @@ def make_step(mode, size, system, seed, options):
             setattr(backend, name, torch.compile(getattr(backend, name)))
         return lambda: compiled_step(backend, hypers, system)
 
-    arithmetic, _, backend = mode.partition("/")
-    if mode not in STOCK and backend != "stock":
+    arithmetic, _, way = mode.partition("/")
+    if mode not in STOCK and way != "stock":
         reason = replace_backend(model)
         if reason is not None:
             raise RuntimeError(f"the backend of metatomic-tc does not take this model: {reason}")
     exported = model.export().eval()
     if mode not in STOCK:
         exported = metatomic_tc.convert(exported, mode=arithmetic)
+    if mode not in STOCK and not way:
+        step = Step(exported, device=device, spare=0.02 if device.type == "cuda" else None)
+        step.set_structure(system.types, pairs_once(system))
+        return lambda: step(system.positions, system.cell)
     scripted = torch.jit.script(exported).to(device)
     for parameter in scripted.parameters():
         parameter.requires_grad_(False)
     return lambda: torchscript_step(scripted, system, options)
+
+
+def pairs_once(system):
+    """The pairs of the full neighbor list of `system` in one direction, ``[P, 5]``."""
+    import torch
+
+    (request,) = system.known_neighbor_lists()
+    pairs = system.get_neighbor_list(request).samples.values.long()
+    step = torch.cat([pairs[:, 1:2] - pairs[:, :1], pairs[:, 2:]], dim=1)
+    # positive if the first number that is not 0 is
+    weights = torch.tensor([10**9, 10**6, 10**3, 1], device=pairs.device)
+    return pairs[(step * weights).sum(dim=1) > 0]
 
 
 def build_system(size, n_atoms, seed, device):
@@ -222,7 +239,9 @@ def measure(size, n_atoms, modes, device, rounds, seed):
 
 def errors(result, reference):
     """How far energies, forces and virial are from the reference."""
-    energies, forces, virial = result
+    energies, forces, virial = (values.cpu().double() for values in result)
+    if reference is not None:
+        reference = [values.cpu().double() for values in reference]
     sizes = {"force_rms": forces.pow(2).mean().sqrt().item()}
     if reference is not None:
         sizes |= {
@@ -334,7 +353,7 @@ def main(arguments):
     except RuntimeError as error:
         sys.exit(f"--device {arguments.device} cannot be used here: {first_line(error)}")
     modes = arguments.modes.split(",") if arguments.modes else supported
-    for name, valid in [(mode.removesuffix("/stock"), supported) for mode in modes] + [
+    for name, valid in [(mode.removesuffix("/stock").removesuffix("/whole"), supported) for mode in modes] + [
         (size, SIZES) for size in arguments.sizes.split(",")
     ]:
         if name not in valid:
@@ -371,7 +390,8 @@ if __name__ == "__main__":
     )
     parser.add_argument(
         "--modes",
-        help="modes of metatomic-tc, as MODE or MODE/stock (default: all that the device supports)",
+        help="modes of metatomic-tc, as MODE, MODE/whole or MODE/stock (default: all that the device "
+        "supports)",
     )
     parser.add_argument(
         "--compiled", action="store_true", help="also time stock PET under torch.compile"

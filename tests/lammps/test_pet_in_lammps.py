@@ -80,3 +80,47 @@ def test_dynamics_through_rebuilds(run_lammps, flat_pet, tiny_pet):
     stock = run_lammps(atoms, tiny_pet, commands=commands)
     assert flat.code == stock.code == 0, flat.log + stock.log
     assert np.abs(flat.forces - stock.forces).max() < 2e-4
+
+
+# ---- on a GPU, where a step is a CUDA graph ------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("name", STRUCTURES)
+def test_structures_on_a_gpu(run_lammps, reference, tiny_pet, flat_pet, name, ranks):
+    atoms = STRUCTURES[name]()
+    found = run_lammps(atoms, flat_pet, ranks=ranks, options="device cuda")
+    assert "steps as CUDA graphs" in found.log and "are not CUDA graphs" not in found.log
+    assert_close(found, reference(atoms, tiny_pet))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_dynamics_on_a_gpu(run_lammps, flat_pet, tiny_pet, ranks):
+    """With rebuilds, after which there are more or fewer atoms, pairs and edges."""
+    commands = "velocity all create 600 1\nfix 1 all nve\nneigh_modify delay 0 every 4\nrun 24"
+    atoms = structures.water(3)
+    options = "device cuda"
+    graph = run_lammps(atoms, flat_pet, ranks=ranks, commands=commands, options=options)
+    stock = run_lammps(atoms, tiny_pet, commands=commands, options=options)
+    assert graph.code == stock.code == 0, graph.log
+    assert "are not CUDA graphs" not in graph.log
+    np.testing.assert_allclose(graph.forces, stock.forces, atol=2e-3)
+    np.testing.assert_allclose(graph.thermo[:, 2], stock.thermo[:, 2], rtol=1e-6)
+
+
+@pytest.mark.gpu
+def test_per_atom_virials_between_graphs(run_lammps, flat_pet):
+    dynamics = "velocity all create 300 1\nfix 1 all nve\nthermo 5\nrun 20"
+    stress = """
+compute stress all stress/atom NULL virial
+compute sum all reduce sum c_stress[1] c_stress[2] c_stress[3]
+thermo_style custom step temp etotal press c_sum[*]
+"""
+    runs = [
+        run_lammps(structures.water(), flat_pet, commands=commands, options="device cuda")
+        for commands in (dynamics, stress + dynamics)
+    ]
+    assert runs[0].code == runs[1].code == 0, runs[1].log
+    assert np.array_equal(runs[0].forces, runs[1].forces)
