@@ -353,9 +353,9 @@ def main(arguments):
     except RuntimeError as error:
         sys.exit(f"--device {arguments.device} cannot be used here: {first_line(error)}")
     modes = arguments.modes.split(",") if arguments.modes else supported
-    for name, valid in [(mode.removesuffix("/stock").removesuffix("/whole"), supported) for mode in modes] + [
-        (size, SIZES) for size in arguments.sizes.split(",")
-    ]:
+    for name, valid in [
+        (mode.removesuffix("/stock").removesuffix("/whole"), supported) for mode in modes
+    ] + [(size, SIZES) for size in arguments.sizes.split(",")]:
         if name not in valid:
             sys.exit(f"found '{name}', but here the choices are: {', '.join(valid)}")
     stock = STOCK if arguments.device.startswith("cuda") else STOCK[:1]
