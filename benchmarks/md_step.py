@@ -6,9 +6,9 @@ Modes: stock-fp32 and stock-tf32 are the TorchScript model as metatomic exports 
 and compiled-tf32 (with --compiled) are PET under torch.compile, which no metatomic engine runs; the
 others are modes of metatomic-tc as its pair style runs them: its own PET backend, a step being one
 CUDA graph. "MODE/whole" has the same backend behind metatomic's and metatrain's classes, without a
-graph, and "MODE/stock" metatrain's backend. Every (size, atoms) runs in a process of its own, and the compiled
-modes in a second. Within a process the modes take turns, so that a change of the clock or of the
-load meets them all. A mode that fails becomes a record with "error".
+graph, and "MODE/stock" metatrain's backend. Every (size, atoms) runs in a process of its own, and
+the compiled modes in a second. Within a process the modes take turns, so that a change of the clock
+or of the load meets them all. A mode that fails becomes a record with "error".
 
 Writes a list of records:
     model, atoms, mode
@@ -390,8 +390,8 @@ if __name__ == "__main__":
     )
     parser.add_argument(
         "--modes",
-        help="modes of metatomic-tc, as MODE, MODE/whole or MODE/stock (default: all that the device "
-        "supports)",
+        help="modes of metatomic-tc, as MODE, MODE/whole or MODE/stock (default: all that the "
+        "device supports)",
     )
     parser.add_argument(
         "--compiled", action="store_true", help="also time stock PET under torch.compile"
