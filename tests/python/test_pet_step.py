@@ -12,6 +12,9 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 #: without ZBL and charges
 STEP_CASES = [case for case in CASES if not case[7] and not case[8]]
+STEP_CASES += [
+    ("PreLN", "RMSNorm", "SiLU", "residual", 1, "grid", "Cosine", False, False, 32, True)
+]
 
 
 def trained_model(**settings):

@@ -32,10 +32,10 @@ def reverse_edges(
     """
     The index of the edge (j, i, -shift) for every edge (i, j, shift).
 
-    :return: the indices ``[E]``, and how many there were none for ``[]``
+    :return: the indices ``[E]``, and how many there were none for ``[1]``
     """
     reverse = torch.ops.metatomic_tc.pet_reverse_edges(neighbors, cell_shifts, row_starts)
-    return reverse.clamp_min(0), (reverse < 0).sum()
+    return reverse.clamp_min(0), (reverse < 0).sum(dim=0, keepdim=True)
 
 
 def expect_all_reverses(missing: int) -> None:
