@@ -1,13 +1,39 @@
 #include "cuda_graph.hpp"
 
+#include <map>
+#include <mutex>
+
 #include <ATen/cuda/CUDAGraph.h>
+#include <c10/core/Event.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <torch/cuda.h>
 
 namespace metatomic_tc {
 
+namespace {
+
+/// The memory of all graphs of a device. What one of them leaves there is of no use to it later, so
+/// they can share it as long as only one runs at a time.
+struct Pool {
+    std::mutex mutex;
+    at::MempoolId_t id = at::cuda::graph_pool_handle();
+    /// the end of the last run
+    c10::Event end{c10::DeviceType::CUDA};
+};
+
+Pool &pool_of(const at::Device &device) {
+    static std::mutex mutex;
+    // never destroyed: at the end of the process CUDA may be gone already
+    static auto &pools = *new std::map<at::DeviceIndex, Pool>();
+    auto lock = std::lock_guard(mutex);
+    return pools[device.index()];
+}
+
+} // namespace
+
 struct CudaGraph::Implementation {
+    at::Device device;
     at::cuda::CUDAGraph graph;
 };
 
@@ -16,12 +42,14 @@ const char *CudaGraph::why_not() {
 }
 
 CudaGraph::CudaGraph(const at::Device &device, const std::function<void()> &work)
-    : implementation(std::make_unique<Implementation>()) {
+    : implementation(new Implementation{device, {}}) {
+    auto &pool = pool_of(device);
+    auto lock = std::lock_guard(pool.mutex);
     torch::cuda::synchronize(device.index());
     // The default stream cannot be captured.
     auto stream = c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromPool(false, device.index()));
     auto &graph = implementation->graph;
-    graph.capture_begin();
+    graph.capture_begin(pool.id);
     try {
         work();
     } catch (...) {
@@ -37,7 +65,12 @@ CudaGraph::CudaGraph(const at::Device &device, const std::function<void()> &work
 CudaGraph::~CudaGraph() = default;
 
 void CudaGraph::replay() {
+    auto &pool = pool_of(implementation->device);
+    auto lock = std::lock_guard(pool.mutex);
+    auto stream = c10::cuda::getCurrentCUDAStream(implementation->device.index());
+    pool.end.block(stream);
     implementation->graph.replay();
+    pool.end.record(stream);
 }
 
 } // namespace metatomic_tc

@@ -13,11 +13,11 @@ class CudaGraph {
     /// "" where graphs can be captured, else why not.
     static const char *why_not();
 
-    /// Calls `work`, whose kernels do not run yet. What it allocates stays allocated as long as the
-    /// graph; what it reads must stay where it is.
+    /// Calls `work`, whose kernels do not run yet. What it reads and writes must stay where it is.
+    /// What it allocates lies in memory that all graphs of the device share.
     ///
-    /// @param work must have run before, so that everything is loaded, and must not wait for the
-    /// GPU
+    /// @param work must have run before, so that everything is loaded, must not wait for the GPU and
+    ///     must keep nothing that it allocates
     /// @throws std::exception if that is not so
     CudaGraph(const at::Device &device, const std::function<void()> &work);
     ~CudaGraph();

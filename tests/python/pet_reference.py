@@ -113,7 +113,7 @@ def pet_select_edges(
     kept = vectors.detach().norm(dim=1) + TINY <= (atomic_cutoffs[i] + atomic_cutoffs[j]) / 2
     counts = row_sums(kept.int(), row_starts)
     starts = torch.cat([counts.new_zeros(1), counts.cumsum(0).int()])
-    return neighbors[kept], cell_shifts[kept], starts, kept.nonzero().squeeze(1).int()
+    return neighbors[kept], cell_shifts[kept], starts, starts[-1:]
 
 
 def pet_reverse_edges(neighbors: Tensor, cell_shifts: Tensor, row_starts: Tensor) -> Tensor:

@@ -492,6 +492,47 @@ def test_edges_within_the_cutoffs_are_kept(name, dtype, device):
         assert 0 < len(expected[0]) < g.num_edges
 
 
+@pytest.mark.parametrize("spare", [-5, 0, 3])
+def test_edges_with_a_capacity(spare, device):
+    g = GRAPHS["batch"]
+    arguments = prepared(geometry_case("pet_edge_vectors", g), torch.float64, device, [])
+    arguments.pop("reverse")
+    arguments["atomic_cutoffs"] = torch.full_like(arguments["positions"][:, 0], 0.8 * g.cutoff)
+    exact = torch.ops.metatomic_tc.pet_select_edges(**arguments)
+    edges = len(exact[0])
+    found = torch.ops.metatomic_tc.pet_select_edges(**arguments, capacity=edges + spare)
+    assert found[3].tolist() == exact[3].tolist() == [edges]
+    assert len(found[0]) == len(found[1]) == edges + spare
+    kept = min(edges, edges + spare)
+    assert torch.equal(found[2], exact[2].clamp_max(kept))
+    for one, other in zip(found[:2], exact[:2], strict=True):
+        assert torch.equal(one[:kept], other[:kept])
+        assert not one[kept:].any()
+
+
+def test_spare_rows_are_zero(device):
+    """In results and gradients of what works on edges by their atoms, whatever is in the input."""
+    g, spare, width = GRAPHS["batch"], 3, 8
+    edges = g.num_edges + spare
+    starts = g.row_starts.to(device)
+    draw = Draw()
+
+    def values(*sizes):
+        tensor = draw(*sizes)
+        tensor[-spare:] = torch.inf
+        return tensor.to(device).requires_grad_(True)
+
+    qkv, factors = values(g.num_atoms + edges, 3 * width), values(edges)
+    attended = torch.ops.metatomic_tc.pet_attention(qkv, factors, starts, 2, 0.5)
+    assert not attended[-spare:].any()
+    summands = values(edges, width)
+    sums = torch.ops.metatomic_tc.pet_segment_sum(summands, factors, starts)
+    assert sums.isfinite().all()
+    for result, inputs in [(attended, (qkv,)), (sums, (summands, factors))]:
+        for gradient in torch.autograd.grad(result.sum(), inputs):
+            assert gradient.isfinite().all() and not gradient[-spare:].any()
+
+
 def test_a_pair_at_its_cutoff_is_kept(device):
     positions = torch.tensor([[0.0, 0, 0], [0, 0, 2.0], [0, 2.25, 0]], device=device)
     cells = torch.zeros(1, 3, 3, device=device)
@@ -500,10 +541,10 @@ def test_a_pair_at_its_cutoff_is_kept(device):
     shifts = torch.zeros(4, 3, dtype=torch.int32, device=device)
     systems = torch.zeros(3, dtype=torch.int32, device=device)
     cutoffs = torch.tensor([2.5, 1.5, 1.5], device=device)
-    kept, _, rows, pairs = torch.ops.metatomic_tc.pet_select_edges(
+    kept, _, rows, number = torch.ops.metatomic_tc.pet_select_edges(
         positions, cells, neighbors, shifts, starts, systems, cutoffs
     )
-    assert kept.tolist() == [1, 0] and pairs.tolist() == [0, 2] and rows.tolist() == [0, 1, 2, 2]
+    assert kept.tolist() == [1, 0] and number.tolist() == [2] and rows.tolist() == [0, 1, 2, 2]
 
 
 @pytest.mark.parametrize("name", GRAPHS)
@@ -512,6 +553,11 @@ def test_reverses(name, device):
     arguments = [x.to(device) for x in (g.neighbors, g.cell_shifts, g.row_starts)]
     reverse = torch.ops.metatomic_tc.pet_reverse_edges(*arguments)
     assert reverse.dtype == torch.int32 and torch.equal(reverse.cpu(), g.reverse)
+    # spare rows are their own reverses
+    arguments[:2] = [torch.cat([x, x[:2]]) for x in arguments[:2]]
+    reverse = torch.ops.metatomic_tc.pet_reverse_edges(*arguments)
+    expected = torch.cat([g.reverse, torch.arange(g.num_edges, len(reverse), dtype=torch.int32)])
+    assert torch.equal(reverse.cpu(), expected)
 
 
 def test_missing_reverses_are_minus_one(device):

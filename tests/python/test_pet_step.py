@@ -75,7 +75,7 @@ def test_same_as_the_whole_model(case, spare, device):
 
 def test_more_edges_than_there_is_room_for(device):
     model = trained_model(adaptive=None)
-    (close,) = systems_of(["slab"], model)
+    (close,) = systems_of(["water"], model)
     wide = moved(close, 1.6 * close.positions, 1.6 * close.cell)
     step = Step(model, device=device)
     step.set_structure(close.types, pairs_of(close, 7.0))
