@@ -16,7 +16,8 @@ class CudaGraph {
     /// Calls `work`, whose kernels do not run yet. What it reads and writes must stay where it is.
     /// What it allocates lies in memory that all graphs of the device share.
     ///
-    /// @param work must have run before, so that everything is loaded, must not wait for the GPU and
+    /// @param work must have run before, so that everything is loaded, must not wait for the GPU
+    /// and
     ///     must keep nothing that it allocates
     /// @throws std::exception if that is not so
     CudaGraph(const at::Device &device, const std::function<void()> &work);

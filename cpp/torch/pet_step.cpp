@@ -1,6 +1,8 @@
 #include "metatomic_tc/pet_step.hpp"
 
 #include <algorithm>
+#include <array>
+#include <utility>
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/DeviceGuard.h>
@@ -11,18 +13,49 @@
 
 namespace metatomic_tc {
 
+using torch::autograd::variable_list;
+
 namespace {
 
-constexpr auto method_name = "atomic_energies";
+/// What `FlatPETBackend.edges_of_system` makes.
+using EdgeTensors = c10::impl::GenericDict;
 
-/// The module in `model` that has the method.
+/// The module in `model` that is a `FlatPETBackend`.
 std::optional<torch::jit::Module> find_backend(const torch::jit::Module &model) {
     for (const auto &module : model.modules()) {
-        if (module.find_method(method_name).has_value()) {
+        if (module.find_method("energies_of_features").has_value()) {
             return module;
         }
     }
     return std::nullopt;
+}
+
+/// Gradients of `outputs`, zeros where there are none.
+variable_list gradients_of(
+    const variable_list &outputs, const variable_list &inputs, const variable_list &upper
+) {
+    auto differentiable = variable_list(), weights = variable_list();
+    for (size_t i = 0; i < outputs.size(); i++) {
+        if (outputs[i].requires_grad() && upper[i].defined()) {
+            differentiable.push_back(outputs[i]);
+            weights.push_back(upper[i]);
+        }
+    }
+    auto found = variable_list(inputs.size());
+    if (!differentiable.empty()) {
+        found = torch::autograd::grad(
+            differentiable,
+            inputs,
+            weights,
+            /*retain_graph=*/std::nullopt,
+            /*create_graph=*/false,
+            /*allow_unused=*/true
+        );
+    }
+    for (size_t i = 0; i < inputs.size(); i++) {
+        found[i] = found[i].defined() ? found[i] : at::zeros_like(inputs[i]);
+    }
+    return found;
 }
 
 } // namespace
@@ -35,6 +68,9 @@ struct PetStep::Implementation {
     at::ScalarType dtype = at::kFloat;
     /// one that the model knows
     int64_t spare_species = 0;
+    int64_t num_layers = 0;
+    bool feedforward = true;
+    bool lean = false;
     std::string graph_problem;
     int64_t captures = 0;
 
@@ -55,6 +91,16 @@ struct PetStep::Implementation {
     void make_room();
     void step(int64_t capacity);
     void capture();
+    std::array<at::Tensor, 3> layer(
+        int64_t index, const at::Tensor &nodes, const at::Tensor &messages, const EdgeTensors &edges
+    );
+    /// The energies, and the gradients of their weighted sum.
+    std::pair<at::Tensor, variable_list> pass_fast(
+        const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
+    );
+    std::pair<at::Tensor, variable_list> pass_lean(
+        const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
+    );
 };
 
 std::string PetStep::why_not(const torch::jit::Module &model, const std::string &energy) {
@@ -82,6 +128,8 @@ PetStep::PetStep(
     auto &self = *implementation;
     self.backend = *find_backend(model);
     self.energy = energy;
+    self.num_layers = self.backend.attr("num_layers").toInt();
+    self.feedforward = self.backend.attr("feedforward").toBool();
     auto table = self.backend.attr("energy_scales").toTensor();
     self.device = table.device();
     self.dtype = table.scalar_type();
@@ -179,36 +227,21 @@ void PetStep::Implementation::step(int64_t capacity) {
     // Positions and strain are FP64 and rounded to the model's type behind the strain: so the sum
     // over atoms that makes the virial is FP64, too.
     auto strain = at::eye(3, cell.options()).requires_grad_(true);
-    auto outputs = backend
-                       .run_method(
-                           method_name,
-                           inputs.matmul(strain).to(dtype),
-                           cell.matmul(strain).to(dtype),
-                           neighbors,
-                           cell_shifts,
-                           row_starts,
-                           species,
-                           energy,
-                           capacity
-                       )
-                       .toTuple();
-    auto energies = outputs->elements()[0].toTensor();
-    auto status = outputs->elements()[1].toTensor();
-    auto gradients =
-        torch::autograd::variable_list{at::zeros_like(positions), at::zeros_like(cell)};
-    if (energies.requires_grad()) {
-        auto found = torch::autograd::grad(
-            {energies},
-            {inputs, strain},
-            {weights},
-            /*retain_graph=*/std::nullopt,
-            /*create_graph=*/false,
-            /*allow_unused=*/true
-        );
-        for (size_t i = 0; i < found.size(); i++) {
-            gradients[i] = found[i].defined() ? found[i] : gradients[i];
-        }
-    }
+    auto strained_cell = cell.matmul(strain).to(dtype);
+    auto found = backend.run_method(
+        "edges_of_system",
+        inputs.matmul(strain).to(dtype),
+        strained_cell,
+        neighbors,
+        cell_shifts,
+        row_starts,
+        species,
+        capacity
+    );
+    auto edges = found.toTuple()->elements()[0].toGenericDict();
+    auto status = found.toTuple()->elements()[1].toTensor();
+    auto [energies, gradients] = lean ? pass_lean(edges, strained_cell, {inputs, strain})
+                                      : pass_fast(edges, strained_cell, {inputs, strain});
     auto no_gradient = at::NoGradGuard();
     result.copy_(
         at::cat(
@@ -218,6 +251,127 @@ void PetStep::Implementation::step(int64_t capacity) {
              status.to(at::kDouble)}
         )
     );
+}
+
+/// One layer's nodes, edges and messages.
+std::array<at::Tensor, 3> PetStep::Implementation::layer(
+    int64_t index, const at::Tensor &nodes, const at::Tensor &messages, const EdgeTensors &edges
+) {
+    auto outputs = backend.run_method("layer", index, nodes, messages, edges).toTuple();
+    return {
+        outputs->elements()[0].toTensor(),
+        outputs->elements()[1].toTensor(),
+        outputs->elements()[2].toTensor()
+    };
+}
+
+std::pair<at::Tensor, variable_list> PetStep::Implementation::pass_fast(
+    const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
+) {
+    auto features = backend.run_method("calculate_features", edges, false).toTuple();
+    auto energies = backend
+                        .run_method(
+                            "energies_of_features",
+                            features->elements()[0],
+                            features->elements()[1],
+                            edges,
+                            strained_cell,
+                            energy
+                        )
+                        .toTensor();
+    features = {};
+    return {energies, gradients_of({energies}, inputs, {weights})};
+}
+
+std::pair<at::Tensor, variable_list> PetStep::Implementation::pass_lean(
+    const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
+) {
+    auto vectors = edges.at("edge_vectors").toTensor();
+    auto factors = edges.at("edge_cutoff_factors").toTensor();
+    auto leaf = [](const at::Tensor &tensor) { return tensor.detach().requires_grad_(true); };
+    auto cut_vectors = leaf(vectors), cut_factors = leaf(factors);
+    edges.insert_or_assign("edge_vectors", cut_vectors);
+    edges.insert_or_assign("edge_cutoff_factors", cut_factors);
+
+    // Forward: what goes from layer to layer, and the features for the heads.
+    auto nodes = variable_list(), messages = variable_list();
+    auto node_features = c10::List<at::Tensor>(), edge_features = c10::List<at::Tensor>();
+    {
+        auto no_gradient = at::NoGradGuard();
+        auto first = backend.run_method("first_features", edges).toTuple();
+        nodes.push_back(first->elements()[0].toTensor());
+        messages.push_back(first->elements()[1].toTensor());
+        for (int64_t i = 0; i < num_layers; i++) {
+            auto outputs = layer(i, nodes.back(), messages.back(), edges);
+            if (i == num_layers - 1 || !feedforward) {
+                node_features.push_back(outputs[0]);
+                edge_features.push_back(outputs[1]);
+            }
+            if (i < num_layers - 1) {
+                nodes.push_back(outputs[0]);
+                messages.push_back(outputs[2]);
+            }
+        }
+    }
+    // Backward: the heads, and then layer by layer with its forward pass again.
+    auto grad_node_features = variable_list(), grad_edge_features = variable_list();
+    auto grad_vectors = at::zeros_like(vectors), grad_factors = at::zeros_like(factors);
+    auto energies = at::Tensor();
+    {
+        auto leaves = variable_list{cut_factors};
+        auto node_leaves = c10::List<at::Tensor>(), edge_leaves = c10::List<at::Tensor>();
+        for (size_t i = 0; i < node_features.size(); i++) {
+            leaves.push_back(leaf(node_features.get(i)));
+            node_leaves.push_back(leaves.back());
+            leaves.push_back(leaf(edge_features.get(i)));
+            edge_leaves.push_back(leaves.back());
+        }
+        node_features.clear();
+        edge_features.clear();
+        energies = backend
+                       .run_method(
+                           "energies_of_features",
+                           node_leaves,
+                           edge_leaves,
+                           edges,
+                           strained_cell.detach(),
+                           energy
+                       )
+                       .toTensor();
+        auto gradients = gradients_of({energies}, leaves, {weights});
+        energies = energies.detach();
+        grad_factors += gradients[0];
+        for (size_t i = 1; i < gradients.size(); i += 2) {
+            grad_node_features.push_back(gradients[i]);
+            grad_edge_features.push_back(gradients[i + 1]);
+        }
+    }
+    auto grad_nodes = at::Tensor(), grad_messages = at::Tensor();
+    for (auto i = num_layers - 1; i >= 0; i--) {
+        auto leaves = variable_list{leaf(nodes.back()), leaf(messages.back())};
+        nodes.pop_back();
+        messages.pop_back();
+        leaves.push_back(cut_vectors);
+        leaves.push_back(cut_factors);
+        auto outputs = layer(i, leaves[0], leaves[1], edges);
+        // With the feedforward featurizer the features are the last layer's nodes and messages,
+        // with the residual one the nodes go to the heads only.
+        auto grad_edges = at::Tensor();
+        if (!grad_node_features.empty() && (i == num_layers - 1 || !feedforward)) {
+            grad_nodes = grad_node_features.back();
+            grad_edges = grad_edge_features.back();
+            grad_node_features.pop_back();
+            grad_edge_features.pop_back();
+        }
+        auto gradients = gradients_of(
+            {outputs[0], outputs[1], outputs[2]}, leaves, {grad_nodes, grad_edges, grad_messages}
+        );
+        grad_nodes = gradients[0];
+        grad_messages = gradients[1];
+        grad_vectors += gradients[2];
+        grad_factors += gradients[3];
+    }
+    return {energies, gradients_of({vectors, factors}, inputs, {grad_vectors, grad_factors})};
 }
 
 void PetStep::Implementation::capture() {
@@ -295,6 +449,13 @@ PetStep::Result PetStep::evaluate(const at::Tensor &positions, const at::Tensor 
         host.narrow(0, rows, 3 * self.atoms).view({self.atoms, 3}),
         host.narrow(0, 4 * rows, 9).view({3, 3})
     };
+}
+
+void PetStep::set_lean(bool lean) {
+    if (lean != implementation->lean) {
+        release();
+    }
+    implementation->lean = lean;
 }
 
 int64_t PetStep::captures() const {

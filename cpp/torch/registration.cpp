@@ -152,6 +152,10 @@ class PetStepClass : public torch::CustomClassHolder {
         return {result.energies, result.position_gradient, result.strain_gradient};
     }
 
+    void set_lean(bool lean) {
+        step.set_lean(lean);
+    }
+
     int64_t captures() {
         return step.captures();
     }
@@ -263,6 +267,7 @@ void define_operators(torch::Library &m) {
         .def(torch::init<const at::Tensor &, const std::string &, at::Device, double>())
         .def("set_structure", &PetStepClass::set_structure)
         .def("evaluate", &PetStepClass::evaluate)
+        .def("set_lean", &PetStepClass::set_lean)
         .def("captures", &PetStepClass::captures)
         .def("graph_problem", &PetStepClass::graph_problem);
     m.def("dispatch_table() -> str", &dispatch_table_json);

@@ -55,11 +55,11 @@ def assert_same(found, expected, tolerance=1e-10):
         torch.testing.assert_close(one, other.cpu().double(), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("spare", [None, 0.02])
+@pytest.mark.parametrize("spare, lean", [(None, False), (0.02, False), (0.02, True)])
 @pytest.mark.parametrize("case", STEP_CASES, ids=lambda case: "-".join(map(str, case)))
-def test_same_as_the_whole_model(case, spare, device):
+def test_same_as_the_whole_model(case, spare, lean, device):
     model = trained_model(**dict(zip(SETTINGS, case, strict=True)))
-    step = Step(model, device=device, spare=spare)
+    step = Step(model, device=device, spare=spare, lean=lean)
     for name in ["slab", "water", "one atom", "crystal", "no pairs", "molecule"]:
         (system,) = systems_of([name], model)
         step.set_structure(system.types, pairs_of(system))

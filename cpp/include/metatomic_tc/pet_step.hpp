@@ -25,8 +25,7 @@ class PetStep {
     ///     run, in whatever modes its layers are, with frozen parameters
     /// @param energy as above
     /// @param spare the part of the arrays' rows to have free when a graph is captured. Without
-    /// one,
-    ///     and on the CPU without a graph anyway, arrays are as large as they must be.
+    /// one there is no graph, and arrays are as large as they must be.
     /// @throws c10::Error if there is no such model
     PetStep(
         const torch::jit::Module &model, const std::string &energy, std::optional<double> spare
@@ -56,6 +55,11 @@ class PetStep {
     /// @param cell [3, 3], rows are the cell vectors, zeros where it is not periodic
     /// @throws c10::Error if sizes are not those of the structure, or there is none
     Result evaluate(const at::Tensor &positions, const at::Tensor &cell);
+
+    /// What the forward pass keeps for the backward pass: everything, or (lean) only what goes from
+    /// one layer of the graph neural network to the next, from where the backward pass computes the
+    /// rest once more. Fast at first.
+    void set_lean(bool lean);
 
     /// How often a graph was captured.
     int64_t captures() const;

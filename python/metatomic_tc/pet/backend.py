@@ -20,9 +20,9 @@ class FlatPETBackend(torch.nn.Module):
 
     :param stock: a ``PETBackend`` that :func:`replace.reason_for_stock` has nothing against. Its
         linear layers, embeddings and heads are used, not copied.
-    :param cutoff_width_adaptive: as in :meth:`preprocess`, for :meth:`atomic_energies`
-    :param energies: the targets that :meth:`atomic_energies` can give, with the factors and the
-        energies to add for each species, ``[2, species]``
+    :param cutoff_width_adaptive: as in :meth:`preprocess`, for :meth:`edges_of_system`
+    :param energies: the targets that :meth:`energies_of_features` can give, with the factors and
+        the energies to add for each species, ``[2, species]``
     """
 
     feedforward: Final[bool]
@@ -33,6 +33,7 @@ class FlatPETBackend(torch.nn.Module):
     num_neighbors: Final[float]
     cutoff_width_adaptive: Final[float]
     energy_targets: list[str]
+    num_layers: int
 
     def __init__(
         self, stock: torch.nn.Module, cutoff_width_adaptive: float, energies: dict[str, Tensor]
@@ -57,6 +58,7 @@ class FlatPETBackend(torch.nn.Module):
         self.gnn_layers = torch.nn.ModuleList(
             [GNNLayer(layer, stock.edge_embedder) for layer in stock.gnn_layers]
         )
+        self.num_layers = len(self.gnn_layers)
         self.combination_norms = torch.nn.ModuleList(
             [Norm(norm) for norm in stock.combination_norms]
         )
@@ -202,7 +204,7 @@ class FlatPETBackend(torch.nn.Module):
         return batch_data, torch.cat([number, (missing + missing_edges).to(torch.int32)])
 
     @torch.jit.export
-    def atomic_energies(
+    def edges_of_system(
         self,
         positions: Tensor,
         cell: Tensor,
@@ -210,11 +212,10 @@ class FlatPETBackend(torch.nn.Module):
         cell_shifts: Tensor,
         row_starts: Tensor,
         species: Tensor,
-        target: str,
         capacity: int,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """
-        The energies of one system's atoms as the whole model gives them, without waiting for the
+        :meth:`edges_of_pairs` for one system. Like all that PetStep calls, it does not wait for the
         GPU if there is a capacity.
 
         :param positions: ``[N, 3]``
@@ -224,32 +225,18 @@ class FlatPETBackend(torch.nn.Module):
         :param cell_shifts: ``[P, 3]``
         :param row_starts: ``[N + 1]``
         :param species: ``[N]``, atomic types
-        :param target: one of ``energy_targets``
-        :param capacity: of edges, as in ``pet_select_edges``
-        :return: the energies ``[N]`` in FP64, and the second result of :meth:`edges_of_pairs`
         """
-        systems = torch.zeros_like(row_starts[1:])
-        cells = cell[None]
-        batch_data, status = self.edges_of_pairs(
+        return self.edges_of_pairs(
             positions,
-            cells,
+            cell[None],
             neighbors,
             cell_shifts,
             row_starts,
-            systems,
+            torch.zeros_like(row_starts[1:]),
             species,
             self.cutoff_width_adaptive,
             capacity,
         )
-        node_features, edge_features = self.calculate_features(batch_data, False)
-        predictions, _, _ = self.predict(
-            node_features, edge_features, batch_data, cells, systems, [target]
-        )
-        node_species = batch_data["element_indices_nodes"]
-        index = self.energy_targets.index(target)
-        scales = self.energy_scales[index].index_select(0, node_species).to(torch.float64)
-        shifts = self.energy_shifts[index].index_select(0, node_species).to(torch.float64)
-        return predictions[target][0][:, 0].to(torch.float64) * scales + shifts, status
 
     @torch.jit.export
     def calculate_features(
@@ -269,54 +256,72 @@ class FlatPETBackend(torch.nn.Module):
             raise RuntimeError(
                 "the backend of metatomic-tc has no diagnostic outputs; use that of metatrain"
             )
+        if self.system_conditioning is not None:
+            batch_data["conditioning"] = self.system_conditioning(
+                batch_data["charge"], batch_data["spin_multiplicity"], batch_data["system_indices"]
+            )
+        node_features: list[Tensor] = []
+        edge_features: list[Tensor] = []
+        nodes, messages = self.first_features(batch_data)
+        for i in range(self.num_layers):
+            nodes, edges, messages = self.layer(i, nodes, messages, batch_data)
+            if i == self.num_layers - 1 or not self.feedforward:
+                node_features.append(nodes)
+                edge_features.append(edges)
+        return node_features, edge_features
+
+    @torch.jit.export
+    def first_features(self, batch_data: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Nodes ``[N, d_node]`` and messages ``[E, d]`` in front of the first layer."""
+        return (
+            self.node_embedders[0](batch_data["element_indices_nodes"]),
+            self.edge_embedder(batch_data["element_indices_neighbors"]),
+        )
+
+    @torch.jit.export
+    def layer(
+        self, index: int, nodes: Tensor, messages: Tensor, batch_data: dict[str, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        One layer of the graph neural network.
+
+        :param nodes: ``[N, d_node]``, not read with the residual featurizer
+        :param messages: ``[E, d]``
+        :param batch_data: of :meth:`preprocess`; with system conditioning also ``conditioning``
+        :return: nodes and edges, which are features for the heads (with the feedforward featurizer
+            only those of the last layer), and messages
+        """
+        vectors = batch_data["edge_vectors"]
         species = batch_data["element_indices_nodes"]
         neighbor_species = batch_data["element_indices_neighbors"]
-        vectors = batch_data["edge_vectors"]
         reverse = batch_data["reverse_neighbor_index"]
         cutoff_factors = batch_data["edge_cutoff_factors"]
         row_starts = batch_data["row_starts"]
-
-        conditioning: Tensor | None = None
-        if self.system_conditioning is not None:
-            conditioning = self.system_conditioning(
-                batch_data["charge"], batch_data["spin_multiplicity"], batch_data["system_indices"]
-            )
-
-        node_features: list[Tensor] = []
-        edge_features: list[Tensor] = []
-        messages = self.edge_embedder(neighbor_species)
-        if self.feedforward:
-            nodes = self.node_embedders[0](species)
-            for layer, norm, mlp in zip(
-                self.gnn_layers, self.combination_norms, self.combination_mlps, strict=True
-            ):
+        edges = messages
+        # TorchScript knows modules of a list in a loop only.
+        if not self.feedforward:
+            for i, embedder in enumerate(self.node_embedders):
+                if i == index:
+                    nodes = embedder(species)
+        for i, layer in enumerate(self.gnn_layers):
+            if i == index:
                 nodes, edges = layer(
                     nodes, messages, vectors, neighbor_species, cutoff_factors, row_starts
                 )
-                if conditioning is not None:
-                    nodes = nodes + conditioning
+        if "conditioning" in batch_data:
+            nodes = nodes + batch_data["conditioning"]
+        if not self.feedforward:
+            averages = torch.ops.metatomic_tc.pet_average_reversed(messages, edges, reverse)
+            return nodes, edges, averages
+        for i, (norm, mlp) in enumerate(
+            zip(self.combination_norms, self.combination_mlps, strict=True)
+        ):
+            if i == index:
                 normed = torch.ops.metatomic_tc.pet_reversed_pair_norm(
                     edges, reverse, norm.weight, norm.bias, norm.epsilon(edges.dtype)
                 )
                 messages = torch.ops.metatomic_tc.pet_sum(messages, edges, mlp(normed))
-            node_features.append(nodes)
-            edge_features.append(messages)
-        else:
-            for layer, embedder in zip(self.gnn_layers, self.node_embedders, strict=True):
-                nodes, edges = layer(
-                    embedder(species),
-                    messages,
-                    vectors,
-                    neighbor_species,
-                    cutoff_factors,
-                    row_starts,
-                )
-                if conditioning is not None:
-                    nodes = nodes + conditioning
-                node_features.append(nodes)
-                edge_features.append(edges)
-                messages = torch.ops.metatomic_tc.pet_average_reversed(messages, edges, reverse)
-        return node_features, edge_features
+        return nodes, messages, messages
 
     @torch.jit.export
     def predict(
@@ -401,6 +406,39 @@ class FlatPETBackend(torch.nn.Module):
                     blocks[0] = stress_of_atoms(blocks[0], cells, system_indices)
 
         return predictions, node_features, edge_features
+
+    @torch.jit.export
+    def energies_of_features(
+        self,
+        node_features_list: list[Tensor],
+        edge_features_list: list[Tensor],
+        batch_data: dict[str, Tensor],
+        cell: Tensor,
+        target: str,
+    ) -> Tensor:
+        """
+        The energies of one system's atoms as the whole model gives them.
+
+        :param node_features_list: of :meth:`calculate_features`
+        :param edge_features_list: of :meth:`calculate_features`
+        :param batch_data: of :meth:`edges_of_system`
+        :param cell: ``[3, 3]``
+        :param target: one of ``energy_targets``
+        :return: ``[N]``, FP64
+        """
+        species = batch_data["element_indices_nodes"]
+        predictions, _, _ = self.predict(
+            node_features_list,
+            edge_features_list,
+            batch_data,
+            cell[None],
+            torch.zeros_like(species),
+            [target],
+        )
+        index = self.energy_targets.index(target)
+        scales = self.energy_scales[index].index_select(0, species).to(torch.float64)
+        shifts = self.energy_shifts[index].index_select(0, species).to(torch.float64)
+        return predictions[target][0][:, 0].to(torch.float64) * scales + shifts
 
     def sum_edges(self, features: Tensor, cutoff_factors: Tensor, row_starts: Tensor) -> Tensor:
         """``[E, d]`` to ``[N, 1, d]``."""

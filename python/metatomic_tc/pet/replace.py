@@ -81,11 +81,15 @@ def scales_and_shifts(pet: torch.nn.Module) -> dict[str, torch.Tensor]:
     """
     What a metatrain PET makes of the backend's prediction for an energy, in eV: for each such
     target the factors and what is added, ``[2, species]``, in FP64. Empty for a model that adds
-    more than an energy of each species (ZBL), or has other units.
+    more than an energy of each species (ZBL), has other units, or needs charges and spins.
     """
     from metatomic.torch import ModelOutput, System
 
-    if len(pet.additive_models) != 1 or pet.dataset_info.length_unit.lower() != "angstrom":
+    if (
+        len(pet.additive_models) != 1
+        or pet.dataset_info.length_unit.lower() != "angstrom"
+        or pet.system_conditioning is not None
+    ):
         return {}
     # Their functions convert what they hold to the type of the systems.
     composition, scaler = copy.deepcopy(pet.additive_models[0]), copy.deepcopy(pet.scaler)
