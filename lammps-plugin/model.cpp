@@ -192,6 +192,8 @@ struct Model::Implementation {
   /// For steps of one structure, the one it was built for last; none if the model or what is asked
   /// of it needs metatomic's way.
   std::optional<PetStep> step;
+  bool lean = false;
+  bool may_be_lean = false;
   const Structure *step_structure = nullptr;
   int64_t step_build = 0;
   std::string summary;
@@ -412,17 +414,23 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   self.components = {self.sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
   self.properties = self.sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
 
-  std::string no_step = self.check_consistency          ? "of check_consistency"
-                        : !self.uncertainty_key.empty() ? "an uncertainty is wanted"
+  std::string no_step = self.check_consistency ? "check_consistency is on"
+                        : !self.uncertainty_key.empty()
+                            ? "an uncertainty is computed (uncertainty_threshold off would not)"
                         : options.direct_forces || options.direct_stress
-                            ? "of non_conservative"
+                            ? "non_conservative is on"
                             : PetStep::why_not(self.module, self.energy_key);
   if (no_step.empty()) {
     // A structure may grow by so much before its CUDA graph is captured again.
     constexpr double spare = 0.02;
     self.step.emplace(self.module, self.energy_key,
                       self.device.is_cuda() ? std::make_optional(spare) : std::nullopt);
+    self.may_be_lean = options.memory != ModelOptions::MemoryUse::fast;
+    self.lean = options.memory == ModelOptions::MemoryUse::lean;
+    self.step->set_lean(self.lean);
     no_step = self.step->graph_problem();
+  } else if (options.memory == ModelOptions::MemoryUse::lean) {
+    throw std::runtime_error("memory lean is not possible with " + path + ": " + no_step);
   }
 
   if (mode != asked)
@@ -698,7 +706,16 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
   // What an evaluation that failed left of another structure at this address.
   self.kept_structures.erase(&part);
   // A non-conservative stress needs a cell; it takes no memory.
-  self.evaluate_whole(part, self.stress_key.empty());
+  if (self.step) {
+    PetStep probe(self.module, self.energy_key, std::nullopt);
+    probe.set_lean(self.lean);
+    const auto &kept = self.kept(part);
+    probe.set_structure(kept.types, kept.pairs, part.owned);
+    const auto positions = self.to_device(part.positions.data(), {sample, 3}, torch::kFloat64);
+    probe.evaluate(positions * self.angstrom, torch::zeros({3, 3}, torch::kFloat64));
+  } else {
+    self.evaluate_whole(part, self.stress_key.empty());
+  }
   self.kept_structures.erase(&part);
   Memory memory;
   memory.per_atom = static_cast<double>(allocated(self.device).peak - before.current) / sample;
@@ -710,6 +727,19 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
       static_cast<double>(free) +
       static_cast<double>(stats.reserved_bytes[all].current - stats.allocated_bytes[all].current);
   return memory;
+}
+
+bool Model::use_less_memory() {
+  auto &self = *implementation_;
+  if (!self.step || !self.may_be_lean || self.lean)
+    return false;
+  self.lean = true;
+  self.step->set_lean(true);
+  return true;
+}
+
+bool Model::is_lean() const {
+  return implementation_->lean;
 }
 
 std::string Model::memory_use() const {

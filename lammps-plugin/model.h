@@ -39,6 +39,10 @@ struct ModelOptions {
   bool uncertainty = true;
   /// In units of energy; without a value 0.1 eV. With one the model must have an uncertainty.
   std::optional<double> uncertainty_threshold;
+  /// What the forward pass keeps in memory for the backward pass: all (fast), or little, in four
+  /// thirds of the time (lean). Of the two, automatic is the one that there is memory for.
+  enum class MemoryUse { automatic, fast, lean };
+  MemoryUse memory = MemoryUse::automatic;
   /// Wait for the device where times are taken.
   bool profile = false;
   /// Units of everything that goes in and out, as metatomic writes them. The model itself always
@@ -159,6 +163,10 @@ public:
   /// needs. No value on the CPU, and for structures that are not much larger than this.
   /// @throws std::exception when the model fails
   std::optional<Memory> estimate_memory(const Structure &structure);
+  /// Has what comes next be lean, if it can be and is not yet.
+  /// @return whether something changed
+  bool use_less_memory();
+  bool is_lean() const;
   /// "12.3 of 139.8 GiB in use" of the device, the most that evaluations needed since
   /// `reset_times` included; "" on the CPU
   std::string memory_use() const;

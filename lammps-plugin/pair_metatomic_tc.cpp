@@ -104,6 +104,7 @@ static constexpr std::string_view keywords[] = {"device",
                                                 "variant/non_conservative_stress",
                                                 "non_conservative",
                                                 "uncertainty_threshold",
+                                                "memory",
                                                 "profile"};
 
 /// Units of LAMMPS as metatomic writes them, and the unit of mass in g/mol.
@@ -194,6 +195,12 @@ void PairMetatomicTC::settings(int narg, char **arg) {
           must_be("a number above 0 or off");
         options.uncertainty_threshold = utils::numeric(FLERR, value, false, lmp);
       }
+    } else if (keyword == "memory") {
+      if (value != "auto" && value != "fast" && value != "lean")
+        must_be("auto, fast or lean");
+      options.memory = value == "fast"   ? mtc::ModelOptions::MemoryUse::fast
+                       : value == "lean" ? mtc::ModelOptions::MemoryUse::lean
+                                         : mtc::ModelOptions::MemoryUse::automatic;
     } else if (keyword == "non_conservative") {
       if (!yes && !no && value != "forces" && value != "stress")
         must_be("on, off, forces or stress");
@@ -612,8 +619,12 @@ void PairMetatomicTC::check_memory() {
   std::optional<mtc::Memory> memory;
   std::string problem;
   try {
-    if (atoms_.owned() > 0)
+    if (atoms_.owned() > 0) {
       memory = model_->estimate_memory(structure_);
+      if (memory && memory->per_atom * atoms_.size() > memory->available &&
+          model_->use_less_memory())
+        memory = model_->estimate_memory(structure_);
+    }
   } catch (const std::exception &failure) {
     problem = mtc::one_line(failure);
   }
@@ -629,16 +640,18 @@ void PairMetatomicTC::check_memory() {
                "with a GPU each, a smaller model, or fewer atoms",
                comm->me, needed / gib, atoms_.owned(), atoms_.size() - atoms_.owned(),
                memory->per_atom / 1024.0, available / gib);
-  const auto all = gather({needed, available, memory ? memory->per_atom : 0.0});
+  const auto all =
+      gather({needed, available, memory ? memory->per_atom : 0.0, model_->is_lean() ? 1.0 : 0.0});
   size_t most = 0;
-  for (size_t m = 0; m < all.size(); m += 3)
+  for (size_t m = 0; m < all.size(); m += 4)
     if (all[m] / all[m + 1] > all[most] / all[most + 1])
       most = m;
   if (comm->me == 0 && all[most] > 0.0)
     utils::logmesg(lmp,
-                   "metatomic-tc: about {:.0f} KiB of GPU memory for each atom, {:.1f} of {:.1f} "
-                   "available GiB{}\n",
-                   all[most + 2] / 1024.0, all[most] / gib, all[most + 1] / gib,
+                   "metatomic-tc: about {:.0f} KiB of GPU memory for each atom (memory {}), {:.1f} "
+                   "of {:.1f} available GiB{}\n",
+                   all[most + 2] / 1024.0, all[most + 3] > 0.0 ? "lean" : "fast", all[most] / gib,
+                   all[most + 1] / gib,
                    comm->nprocs > 1 ? " on the rank with the least to spare" : "");
 }
 

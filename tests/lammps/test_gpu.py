@@ -92,7 +92,9 @@ def test_memory_is_estimated_before_the_first_step(run_lammps, demo_model):
     atoms = structures.water(10)
     options = "device cuda profile yes"
     log = run_lammps(atoms, demo_model, options=options, commands="fix 1 all nve\nrun 3").log
-    line = re.search(r"about (\d+) KiB of GPU memory for each atom, (\S+) of (\S+) available", log)
+    line = re.search(
+        r"about (\d+) KiB of GPU memory for each atom .memory fast., (\S+) of (\S+) available", log
+    )
     estimate = int(line[1]) * 1024 * len(atoms) / 2**30
     assert estimate == pytest.approx(float(line[2]), abs=0.06)
     used = float(re.search(r"at most (\S+) GiB by the model", log)[1])

@@ -284,6 +284,7 @@ def test_no_profile_unless_asked(run_lammps, tiny_pet):
         ("tf32x3 non_conservative energy", "must be on, off, forces or stress, not 'energy'"),
         ("tf32x3 uncertainty_threshold 0", "must be a number above 0 or off, not '0'"),
         ("tf32x3 profile maybe", "profile must be yes or no, not 'maybe'"),
+        ("tf32x3 memory small", "memory must be auto, fast or lean, not 'small'"),
         (
             "tf32x3 variant/non_conservative_force a",
             "'variant/non_conservative_force' has no effect without non_conservative on or forces",

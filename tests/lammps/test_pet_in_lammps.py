@@ -82,6 +82,29 @@ def test_dynamics_through_rebuilds(run_lammps, flat_pet, tiny_pet):
     assert np.abs(flat.forces - stock.forces).max() < 2e-4
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_lean_memory(run_lammps, flat_pet, ranks):
+    atoms = structures.slab()
+    fast = run_lammps(atoms, flat_pet, ranks=ranks, options="device cpu memory fast")
+    lean = run_lammps(atoms, flat_pet, ranks=ranks, options="device cpu memory lean")
+    assert_close(lean, fast, energy=1e-7)
+    assert not np.array_equal(lean.forces, fast.forces)
+
+
+def test_lean_memory_needs_the_backend(run_lammps, tiny_pet):
+    error = run_lammps(structures.water(), tiny_pet, options="device cpu memory lean").error
+    assert "memory lean is not possible" in error and "backend of metatomic-tc" in error
+
+
+def test_profile_of_steps(run_lammps, flat_pet):
+    commands = "fix 1 all nve\nrun 3"
+    options = "device cpu profile yes"
+    log = run_lammps(structures.water(), flat_pet, options=options, commands=commands).log
+    seconds = {line.split("|")[0].strip(): line.split("|") for line in log.splitlines()}
+    assert float(seconds["forward and backward"][1]) > 0.0
+    assert float(seconds["forward"][1]) == float(seconds["backward"][1]) == 0.0
+
+
 # ---- on a GPU, where a step is a CUDA graph ------------------------------------------------------
 
 
