@@ -11,7 +11,8 @@ The neighbor list is rebuilt every 10 steps, so a tenth of a rebuild is part of 
 Writes a list of records:
     model, atoms, mode, steps
     step_ms             a step of LAMMPS
-    model_ms            of that, the model's forward and backward pass
+    model_ms            of that, the model's forward and backward pass; with a CUDA graph also the
+                        transfer of its results
     overhead_ms         the rest: pairs, transfers, folding, communication, integration, output
     overhead_share      overhead_ms / step_ms
     h2d_bytes_per_atom  from host to device in a step without a rebuild
@@ -93,10 +94,15 @@ def parse(log):
 
 
 def export(size, path):
-    """Writes a model, in a process that has not loaded the library of metatomic-tc."""
-    code = "import sys, pet_models; pet_models.build_pet(sys.argv[1])[0].export().save(sys.argv[2])"
-    command = [sys.executable, "-W", "ignore", "-c", code, size, path]
-    subprocess.run(command, check=True, cwd=HERE)
+    """Writes a model with the backend of metatomic-tc."""
+    from metatomic_tc.pet import replace_backend
+    from pet_models import build_pet
+
+    model, _ = build_pet(size)
+    reason = replace_backend(model)
+    if reason is not None:
+        sys.exit(f"the backend of metatomic-tc does not take PET-{size.upper()}: {reason}")
+    model.export().save(str(path))
 
 
 def measure(model, n_atoms, arguments):
