@@ -129,24 +129,12 @@ def make_step(mode, size, system, seed, options):
         exported = metatomic_tc.convert(exported, mode=arithmetic)
     if mode not in STOCK and not way:
         step = Step(exported, device=device, spare=0.02 if device.type == "cuda" else None)
-        step.set_structure(system.types, pairs_once(system))
+        step.set_system(system)
         return lambda: step(system.positions, system.cell)
     scripted = torch.jit.script(exported).to(device)
     for parameter in scripted.parameters():
         parameter.requires_grad_(False)
     return lambda: torchscript_step(scripted, system, options)
-
-
-def pairs_once(system):
-    """The pairs of the full neighbor list of `system` in one direction, ``[P, 5]``."""
-    import torch
-
-    (request,) = system.known_neighbor_lists()
-    pairs = system.get_neighbor_list(request).samples.values.long()
-    step = torch.cat([pairs[:, 1:2] - pairs[:, :1], pairs[:, 2:]], dim=1)
-    # positive if the first number that is not 0 is
-    weights = torch.tensor([10**9, 10**6, 10**3, 1], device=pairs.device)
-    return pairs[(step * weights).sum(dim=1) > 0]
 
 
 def build_system(size, n_atoms, seed, device):

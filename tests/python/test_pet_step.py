@@ -96,6 +96,23 @@ def test_repeats_are_bit_identical(device):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("full", [True, False])
+def test_metatomic_systems(full, device):
+    model = trained_model()
+    step = Step(model, device=device)
+    for name in ["crystal", "slab", "no pairs"]:
+        (system,) = systems_of([name], model)
+        expected = expected_of(model, system)
+        other = System(system.types, system.positions, system.cell, system.pbc)
+        with pytest.raises(ValueError, match="must have one neighbor list, but it has 0"):
+            step.set_system(other)
+        options = NeighborListOptions(4.0, full_list=full, strict=True)
+        pairs = vesin.metatomic.NeighborList(options, "angstrom").compute(other)
+        other.add_neighbor_list(options, pairs)
+        step.set_system(other.to(device=device))
+        assert_same(step(system.positions, system.cell), expected)
+
+
 def test_owned_atoms(device):
     model = trained_model()
     (system,) = systems_of(["slab"], model)

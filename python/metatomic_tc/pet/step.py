@@ -3,7 +3,7 @@
 import io
 
 import torch
-from metatomic.torch import AtomisticModel
+from metatomic.torch import AtomisticModel, System
 from torch import Tensor
 
 
@@ -53,6 +53,23 @@ class Step:
         :raises ValueError: if sizes do not fit
         """
         self._step.set_structure(species, pairs, len(species) if owned is None else owned)
+
+    def set_system(self, system: System) -> None:
+        """
+        :meth:`set_structure` for a metatomic system, with the pairs of its neighbor list.
+
+        :raises ValueError: if it has none, or several
+        """
+        lists = system.known_neighbor_lists()
+        if len(lists) != 1:
+            raise ValueError(f"the system must have one neighbor list, but it has {len(lists)}")
+        pairs = system.get_neighbor_list(lists[0]).samples.values
+        if lists[0].full_list:
+            # of the two directions that in which the first number here that is not 0 is positive
+            step = torch.cat([pairs[:, 1:2] - pairs[:, :1], pairs[:, 2:]], dim=1).long()
+            weights = torch.tensor([10**12, 10**8, 10**4, 1], device=pairs.device)
+            pairs = pairs[(step * weights).sum(dim=1) > 0]
+        self.set_structure(system.types, pairs)
 
     def __call__(self, positions: Tensor, cell: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """

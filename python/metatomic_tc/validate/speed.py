@@ -40,21 +40,21 @@ def _measure(context, box: Structure, modes: list[str]) -> None:
     for mode in modes:
         with context.guard(TEST, mode, box.name):
             evaluator = context.evaluators(mode)
-            system = evaluator.system(box)
+            step = evaluator.timed_step(evaluator.system(box))
             for _ in range(4 if context.device.type == "cuda" else 1):
-                evaluator.step(system)  # TorchScript specialises in its first runs
-            steps[mode] = (evaluator, system)
+                step()  # TorchScript specialises in its first runs
+            steps[mode] = step
         done += 1
         bar(done)
     for _ in range(rounds):
         for mode in list(steps):
-            evaluator, system = steps[mode]
+            step = steps[mode]
             with context.guard(TEST, mode, box.name):
-                evaluator.step(system)
+                step()
                 for _ in range(3):
                     _wait(context.device)
                     start = time.perf_counter()
-                    evaluator.step(system)
+                    step()
                     _wait(context.device)
                     times[mode].append(time.perf_counter() - start)
             done += 1
