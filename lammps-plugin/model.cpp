@@ -456,6 +456,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
           << " left in FP32; metatomic-tc " METATOMIC_TC_VERSION ", torch " TORCH_VERSION;
   if (self.device.is_cuda())
     summary << (no_step.empty() ? ", steps as CUDA graphs" : ", no CUDA graphs since " + no_step);
+  if (self.lean)
+    summary << ", memory lean";
   self.summary = summary.str();
 }
 
@@ -752,8 +754,12 @@ std::string Model::memory_use() const {
     return text.str();
   };
   const auto [free, total] = at::accelerator::getMemoryInfo(device.index());
+  // The memory of a graph is there all the time, and its tensors are not seen.
+  const auto now = allocated(device);
+  const auto &step = implementation_->step;
+  const int64_t most = std::max(now.peak, now.current + (step ? step->graph_memory() : 0));
   return gib(total - free) + " of " + gib(total) + " GiB of the GPU's memory in use, at most " +
-         gib(allocated(device).peak) + " GiB by the model";
+         gib(most) + " GiB by the model";
 }
 
 std::vector<Pair> Model::pairs(const Structure &structure) {

@@ -299,7 +299,7 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
     problem = mtc::one_line(failure);
   }
   if (!problem.empty())
-    error->one(FLERR, "pair_style metatomic-tc: " + problem);
+    stop(problem);
 
   for (int i = 1; i <= ntypes; i++)
     if (atomic_number_[i] > 0 && !model_->has_type(atomic_number_[i])) {
@@ -634,12 +634,12 @@ void PairMetatomicTC::check_memory() {
   const double needed = memory ? memory->per_atom * atoms_.size() : 0.0;
   const double available = memory ? memory->available : 1.0;
   if (needed > available)
-    error->one(FLERR,
-               "pair_style metatomic-tc: rank {} needs about {:.1f} GiB of GPU memory for {} atoms "
-               "and {} ghosts ({:.0f} KiB for each), but {:.1f} GiB are available: use more ranks "
-               "with a GPU each, a smaller model, or fewer atoms",
-               comm->me, needed / gib, atoms_.owned(), atoms_.size() - atoms_.owned(),
-               memory->per_atom / 1024.0, available / gib);
+    stop(fmt::format(
+        "rank {} needs about {:.1f} GiB of GPU memory for {} atoms "
+        "and {} ghosts ({:.0f} KiB for each), but {:.1f} GiB are available: use more ranks "
+        "with a GPU each, a smaller model, or fewer atoms",
+        comm->me, needed / gib, atoms_.owned(), atoms_.size() - atoms_.owned(),
+        memory->per_atom / 1024.0, available / gib));
   const auto all =
       gather({needed, available, memory ? memory->per_atom : 0.0, model_->is_lean() ? 1.0 : 0.0});
   size_t most = 0;
@@ -655,6 +655,18 @@ void PairMetatomicTC::check_memory() {
                    comm->nprocs > 1 ? " on the rank with the least to spare" : "");
 }
 
+/// Stops all ranks for what is wrong on this one, whose message everybody gets.
+void PairMetatomicTC::stop(const std::string &problem) {
+  try {
+    error->one(FLERR, "pair_style metatomic-tc: " + problem);
+  } catch (...) {
+    // When a rank aborts, what the launcher has not read of its output yet is lost.
+    if (comm->nprocs > 1)
+      platform::usleep(500000);
+    throw;
+  }
+}
+
 /// Stops all ranks when the model failed on this one.
 void PairMetatomicTC::fail(const std::string &problem) {
   std::string memory;
@@ -663,12 +675,10 @@ void PairMetatomicTC::fail(const std::string &problem) {
   } catch (const std::exception &) {
     // After some errors a GPU does not answer anymore.
   }
-  error->one(
-      FLERR,
-      "pair_style metatomic-tc: the model failed on rank {} at step {}, with {} atoms and {} "
-      "ghosts{}: {}",
-      comm->me, update->ntimestep, atoms_.owned(), atoms_.size() - atoms_.owned(),
-      memory.empty() ? "" : " (" + memory + ")", problem);
+  stop(fmt::format("the model failed on rank {} at step {}, with {} atoms and {} "
+                   "ghosts{}: {}",
+                   comm->me, update->ntimestep, atoms_.owned(), atoms_.size() - atoms_.owned(),
+                   memory.empty() ? "" : " (" + memory + ")", problem));
 }
 
 /// Compares the pairs for the model with LAMMPS's.
@@ -687,10 +697,9 @@ void PairMetatomicTC::check_pairs(const mtc::EvaluatedAtoms &atoms,
     problem = mtc::one_line(failure);
   }
   if (!problem.empty())
-    error->one(FLERR,
-               "pair_style metatomic-tc: at step {} on rank {} {}; this is an error in "
-               "metatomic-tc, please report it",
-               update->ntimestep, comm->me, problem);
+    stop(fmt::format("at step {} on rank {} {}; this is an error in "
+                     "metatomic-tc, please report it",
+                     update->ntimestep, comm->me, problem));
 }
 
 void PairMetatomicTC::compute(int eflag, int vflag) {
@@ -774,11 +783,10 @@ void PairMetatomicTC::evaluate() {
   for (const double component : prediction.virial)
     finite = finite && std::isfinite(component);
   if (!finite)
-    error->one(FLERR,
-               "pair_style metatomic-tc: energy or forces of the model are NaN or infinite on "
-               "rank {} at step {}: atoms are too close, or far from what the model was "
-               "trained on",
-               comm->me, update->ntimestep);
+    stop(fmt::format("energy or forces of the model are NaN or infinite on "
+                     "rank {} at step {}: atoms are too close, or far from what the model was "
+                     "trained on",
+                     comm->me, update->ntimestep));
 
   // Forces on ghosts are sent to their owners by LAMMPS.
   double **f = atom->f;

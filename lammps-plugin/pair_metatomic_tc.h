@@ -115,6 +115,7 @@ private:
   std::vector<double> gather(std::vector<double>) const;
   void report_atoms();
   void check_memory();
+  [[noreturn]] void stop(const std::string &);
   void fail(const std::string &);
   void evaluate();
   void check_masses();

@@ -17,7 +17,11 @@ namespace {
 /// they can share it as long as only one runs at a time.
 struct Pool {
     std::mutex mutex;
-    at::MempoolId_t id = at::cuda::graph_pool_handle();
+    /// for captures, which the default stream cannot have; memory is reused on one stream only
+    c10::cuda::CUDAStream stream;
+    /// how many graphs there are
+    int64_t graphs = 0;
+    at::MempoolId_t id;
     /// the end of the last run
     c10::Event end{c10::DeviceType::CUDA};
 };
@@ -25,9 +29,13 @@ struct Pool {
 Pool &pool_of(const at::Device &device) {
     static std::mutex mutex;
     // never destroyed: at the end of the process CUDA may be gone already
-    static auto &pools = *new std::map<at::DeviceIndex, Pool>();
+    static auto &pools = *new std::map<at::DeviceIndex, std::unique_ptr<Pool>>();
     auto lock = std::lock_guard(mutex);
-    return pools[device.index()];
+    auto &pool = pools[device.index()];
+    if (pool == nullptr) {
+        pool.reset(new Pool{{}, c10::cuda::getStreamFromPool(false, device.index()), 0, {}});
+    }
+    return *pool;
 }
 
 } // namespace
@@ -46,8 +54,11 @@ CudaGraph::CudaGraph(const at::Device &device, const std::function<void()> &work
     auto &pool = pool_of(device);
     auto lock = std::lock_guard(pool.mutex);
     torch::cuda::synchronize(device.index());
-    // The default stream cannot be captured.
-    auto stream = c10::cuda::CUDAStreamGuard(c10::cuda::getStreamFromPool(false, device.index()));
+    auto stream = c10::cuda::CUDAStreamGuard(pool.stream);
+    if (pool.graphs == 0) {
+        // PyTorch does not let a pool be used again that no graph has used for a while.
+        pool.id = at::cuda::graph_pool_handle();
+    }
     auto &graph = implementation->graph;
     graph.capture_begin(pool.id);
     try {
@@ -60,9 +71,15 @@ CudaGraph::CudaGraph(const at::Device &device, const std::function<void()> &work
         throw;
     }
     graph.capture_end();
+    pool.graphs++;
 }
 
-CudaGraph::~CudaGraph() = default;
+CudaGraph::~CudaGraph() {
+    auto &pool = pool_of(implementation->device);
+    auto lock = std::lock_guard(pool.mutex);
+    implementation->graph.reset();
+    pool.graphs--;
+}
 
 void CudaGraph::replay() {
     auto &pool = pool_of(implementation->device);

@@ -73,6 +73,7 @@ struct PetStep::Implementation {
     bool lean = false;
     std::string graph_problem;
     int64_t captures = 0;
+    int64_t graph_memory = 0;
 
     /// Of the structure.
     int64_t atoms = -1, owned = 0, pairs = 0;
@@ -378,8 +379,15 @@ void PetStep::Implementation::capture() {
     graph.reset();
     // What steps without a graph have left is of no use to it.
     at::accelerator::emptyCache();
+    auto allocated = [&] {
+        constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+        return at::accelerator::getDeviceStats(device.index()).allocated_bytes[all];
+    };
+    at::accelerator::resetPeakStats(device.index());
+    auto before = allocated().current;
     try {
         graph.emplace(device, [&] { step(edge_capacity); });
+        graph_memory = allocated().peak - before;
         captures++;
     } catch (const std::exception &error) {
         graph.reset();
@@ -464,6 +472,10 @@ int64_t PetStep::captures() const {
 
 const std::string &PetStep::graph_problem() const {
     return implementation->graph_problem;
+}
+
+int64_t PetStep::graph_memory() const {
+    return implementation->graph.has_value() ? implementation->graph_memory : 0;
 }
 
 void PetStep::release() {

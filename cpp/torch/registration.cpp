@@ -156,6 +156,10 @@ class PetStepClass : public torch::CustomClassHolder {
         step.set_lean(lean);
     }
 
+    int64_t graph_memory() {
+        return step.graph_memory();
+    }
+
     int64_t captures() {
         return step.captures();
     }
@@ -268,6 +272,7 @@ void define_operators(torch::Library &m) {
         .def("set_structure", &PetStepClass::set_structure)
         .def("evaluate", &PetStepClass::evaluate)
         .def("set_lean", &PetStepClass::set_lean)
+        .def("graph_memory", &PetStepClass::graph_memory)
         .def("captures", &PetStepClass::captures)
         .def("graph_problem", &PetStepClass::graph_problem);
     m.def("dispatch_table() -> str", &dispatch_table_json);

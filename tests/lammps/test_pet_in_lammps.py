@@ -88,7 +88,7 @@ def test_lean_memory(run_lammps, flat_pet, ranks):
     fast = run_lammps(atoms, flat_pet, ranks=ranks, options="device cpu memory fast")
     lean = run_lammps(atoms, flat_pet, ranks=ranks, options="device cpu memory lean")
     assert_close(lean, fast, energy=1e-7)
-    assert not np.array_equal(lean.forces, fast.forces)
+    assert "memory lean" in lean.log and "memory lean" not in fast.log
 
 
 def test_lean_memory_needs_the_backend(run_lammps, tiny_pet):
@@ -130,7 +130,7 @@ def test_dynamics_on_a_gpu(run_lammps, flat_pet, tiny_pet, ranks):
     assert graph.code == stock.code == 0, graph.log
     assert "are not CUDA graphs" not in graph.log
     np.testing.assert_allclose(graph.forces, stock.forces, atol=2e-3)
-    np.testing.assert_allclose(graph.thermo[:, 2], stock.thermo[:, 2], rtol=1e-6)
+    np.testing.assert_allclose(graph.thermo[:, 2], stock.thermo[:, 2], atol=1e-4 * len(atoms))
 
 
 @pytest.mark.gpu

@@ -65,6 +65,8 @@ class PetStep {
     int64_t captures() const;
     /// Why steps are not CUDA graphs; "" if they are.
     const std::string &graph_problem() const;
+    /// Bytes that the graph needs while it runs; 0 without one.
+    int64_t graph_memory() const;
     /// Gives the memory of the graph back; it is captured again when the next structure is
     /// evaluated for the second time.
     void release();

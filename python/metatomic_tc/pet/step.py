@@ -88,6 +88,11 @@ class Step:
         return self._step.captures()
 
     @property
+    def graph_memory(self) -> int:
+        """Bytes that the graph needs while it runs; 0 without one."""
+        return self._step.graph_memory()
+
+    @property
     def graph_problem(self) -> str:
         """Why steps are not CUDA graphs, or an empty string if they are."""
         return self._step.graph_problem()
