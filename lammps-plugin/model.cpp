@@ -414,16 +414,16 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   self.components = {self.sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
   self.properties = self.sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));
 
-  std::string no_step = self.check_consistency ? "check_consistency is on"
-                        : !self.uncertainty_key.empty()
-                            ? "an uncertainty is computed (uncertainty_threshold off would not)"
-                        : options.direct_forces || options.direct_stress
-                            ? "non_conservative is on"
-                            : PetStep::why_not(self.module, self.energy_key);
+  const bool uncertainty = !self.uncertainty_key.empty();
+  std::string no_step = self.check_consistency                           ? "check_consistency is on"
+                        : options.direct_forces || options.direct_stress ? "non_conservative is on"
+                        : uncertainty && self.uncertainty_key != "energy_uncertainty"
+                            ? "of the uncertainty of a variant"
+                            : PetStep::why_not(self.module, self.energy_key, uncertainty);
   if (no_step.empty()) {
     // A structure may grow by so much before its CUDA graph is captured again.
     constexpr double spare = 0.02;
-    self.step.emplace(self.module, self.energy_key,
+    self.step.emplace(self.module, self.energy_key, uncertainty,
                       self.device.is_cuda() ? std::make_optional(spare) : std::nullopt);
     self.may_be_lean = options.memory != ModelOptions::MemoryUse::fast;
     self.lean = options.memory == ModelOptions::MemoryUse::lean;
@@ -709,7 +709,7 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
   self.kept_structures.erase(&part);
   // A non-conservative stress needs a cell; it takes no memory.
   if (self.step) {
-    PetStep probe(self.module, self.energy_key, std::nullopt);
+    PetStep probe(self.module, self.energy_key, false, std::nullopt);
     probe.set_lean(self.lean);
     const auto &kept = self.kept(part);
     probe.set_structure(kept.types, kept.pairs, part.owned);
@@ -820,6 +820,11 @@ Prediction Model::Implementation::evaluate_step(const Structure &structure) {
   for (int64_t i = 0; i < structure.owned; i++) {
     prediction.energies.push_back(energies[i] * energy_unit);
     prediction.energy += prediction.energies.back();
+  }
+  if (result.uncertainties.defined()) {
+    const double *uncertainties = result.uncertainties.const_data_ptr<double>();
+    for (int64_t i = 0; i < structure.owned; i++)
+      prediction.uncertainties.push_back(uncertainties[i] * energy_unit);
   }
   const double *g = result.position_gradient.const_data_ptr<double>();
   for (int64_t i = 0; i < 3 * n; i++)

@@ -63,6 +63,7 @@ variable_list gradients_of(
 struct PetStep::Implementation {
     torch::jit::Module backend;
     std::string energy;
+    bool uncertainty = false;
     std::optional<double> spare;
     at::Device device = at::kCPU;
     at::ScalarType dtype = at::kFloat;
@@ -84,7 +85,7 @@ struct PetStep::Implementation {
     /// 1 for owned atoms and 0 for others.
     at::Tensor positions, cell, species, weights, neighbors, cell_shifts, row_starts;
     /// FP64: the energies of all atoms, the gradients with respect to positions and strain, the
-    /// number of edges and that of pairs without a reverse
+    /// number of edges and that of pairs without a reverse, and the uncertainties if wanted
     at::Tensor result;
     std::optional<CudaGraph> graph;
 
@@ -95,24 +96,37 @@ struct PetStep::Implementation {
     std::array<at::Tensor, 3> layer(
         int64_t index, const at::Tensor &nodes, const at::Tensor &messages, const EdgeTensors &edges
     );
-    /// The energies, and the gradients of their weighted sum.
-    std::pair<at::Tensor, variable_list> pass_fast(
+    /// The energies and uncertainties, from the features.
+    variable_list heads(
+        const c10::IValue &node_features,
+        const c10::IValue &edge_features,
+        const EdgeTensors &edges,
+        const at::Tensor &strained_cell
+    );
+    /// The energies and uncertainties, and the gradients of the energies' weighted sum.
+    std::pair<variable_list, variable_list> pass_fast(
         const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
     );
-    std::pair<at::Tensor, variable_list> pass_lean(
+    std::pair<variable_list, variable_list> pass_lean(
         const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
     );
 };
 
-std::string PetStep::why_not(const torch::jit::Module &model, const std::string &energy) {
+std::string
+PetStep::why_not(const torch::jit::Module &model, const std::string &energy, bool uncertainty) {
     auto backend = find_backend(model);
     if (!backend.has_value()) {
         return "the model is no PET with the backend of metatomic-tc (see metatomic-tc export)";
     }
     for (const auto &target : backend->attr("energy_targets").toListRef()) {
-        if (target.toStringRef() == energy) {
-            return "";
+        if (target.toStringRef() != energy) {
+            continue;
         }
+        auto has_one = backend->attr("uncertainty_matrix").toTensor().numel() > 0;
+        if (uncertainty && !(has_one && energy == "energy")) {
+            return "the uncertainty of the output " + energy + " is not known to the backend";
+        }
+        return "";
     }
     return "the output " + energy +
            " of the model is no energy in eV, or has a repulsion (ZBL) added to it, or the model "
@@ -121,14 +135,18 @@ std::string PetStep::why_not(const torch::jit::Module &model, const std::string 
 }
 
 PetStep::PetStep(
-    const torch::jit::Module &model, const std::string &energy, std::optional<double> spare
+    const torch::jit::Module &model,
+    const std::string &energy,
+    bool uncertainty,
+    std::optional<double> spare
 )
     : implementation(std::make_unique<Implementation>()) {
-    auto problem = why_not(model, energy);
+    auto problem = why_not(model, energy, uncertainty);
     TORCH_CHECK_VALUE(problem.empty(), "A step of PET cannot be made: ", problem, ".");
     auto &self = *implementation;
     self.backend = *find_backend(model);
     self.energy = energy;
+    self.uncertainty = uncertainty;
     self.num_layers = self.backend.attr("num_layers").toInt();
     self.feedforward = self.backend.attr("feedforward").toBool();
     auto table = self.backend.attr("energy_scales").toTensor();
@@ -212,7 +230,7 @@ void PetStep::Implementation::make_room() {
     positions = at::zeros({rows, 3}, floats);
     cell = at::zeros({3, 3}, floats);
     weights = at::zeros({rows}, floats);
-    result = at::zeros({4 * rows + 11}, floats);
+    result = at::zeros({(uncertainty ? 5 : 4) * rows + 11}, floats);
     species = at::zeros({rows}, integers);
     neighbors = at::zeros({room}, integers);
     cell_shifts = at::zeros({room, 3}, integers);
@@ -241,15 +259,16 @@ void PetStep::Implementation::step(int64_t capacity) {
     );
     auto edges = found.toTuple()->elements()[0].toGenericDict();
     auto status = found.toTuple()->elements()[1].toTensor();
-    auto [energies, gradients] = lean ? pass_lean(edges, strained_cell, {inputs, strain})
-                                      : pass_fast(edges, strained_cell, {inputs, strain});
+    auto [values, gradients] = lean ? pass_lean(edges, strained_cell, {inputs, strain})
+                                    : pass_fast(edges, strained_cell, {inputs, strain});
     auto no_gradient = at::NoGradGuard();
     result.copy_(
         at::cat(
-            {energies.detach(),
+            {values[0].detach(),
              gradients[0].reshape({-1}),
              gradients[1].reshape({-1}),
-             status.to(at::kDouble)}
+             status.to(at::kDouble),
+             values[1].to(at::kDouble)}
         )
     );
 }
@@ -266,25 +285,36 @@ std::array<at::Tensor, 3> PetStep::Implementation::layer(
     };
 }
 
-std::pair<at::Tensor, variable_list> PetStep::Implementation::pass_fast(
+variable_list PetStep::Implementation::heads(
+    const c10::IValue &node_features,
+    const c10::IValue &edge_features,
+    const EdgeTensors &edges,
+    const at::Tensor &strained_cell
+) {
+    auto outputs = backend
+                       .run_method(
+                           "energies_of_features",
+                           node_features,
+                           edge_features,
+                           edges,
+                           strained_cell,
+                           energy,
+                           uncertainty
+                       )
+                       .toTuple();
+    return {outputs->elements()[0].toTensor(), outputs->elements()[1].toTensor()};
+}
+
+std::pair<variable_list, variable_list> PetStep::Implementation::pass_fast(
     const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
 ) {
     auto features = backend.run_method("calculate_features", edges, false).toTuple();
-    auto energies = backend
-                        .run_method(
-                            "energies_of_features",
-                            features->elements()[0],
-                            features->elements()[1],
-                            edges,
-                            strained_cell,
-                            energy
-                        )
-                        .toTensor();
+    auto values = heads(features->elements()[0], features->elements()[1], edges, strained_cell);
     features = {};
-    return {energies, gradients_of({energies}, inputs, {weights})};
+    return {values, gradients_of({values[0]}, inputs, {weights})};
 }
 
-std::pair<at::Tensor, variable_list> PetStep::Implementation::pass_lean(
+std::pair<variable_list, variable_list> PetStep::Implementation::pass_lean(
     const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
 ) {
     auto vectors = edges.at("edge_vectors").toTensor();
@@ -317,7 +347,7 @@ std::pair<at::Tensor, variable_list> PetStep::Implementation::pass_lean(
     // Backward: the heads, and then layer by layer with its forward pass again.
     auto grad_node_features = variable_list(), grad_edge_features = variable_list();
     auto grad_vectors = at::zeros_like(vectors), grad_factors = at::zeros_like(factors);
-    auto energies = at::Tensor();
+    auto values = variable_list();
     {
         auto leaves = variable_list{cut_factors};
         auto node_leaves = c10::List<at::Tensor>(), edge_leaves = c10::List<at::Tensor>();
@@ -329,18 +359,9 @@ std::pair<at::Tensor, variable_list> PetStep::Implementation::pass_lean(
         }
         node_features.clear();
         edge_features.clear();
-        energies = backend
-                       .run_method(
-                           "energies_of_features",
-                           node_leaves,
-                           edge_leaves,
-                           edges,
-                           strained_cell.detach(),
-                           energy
-                       )
-                       .toTensor();
-        auto gradients = gradients_of({energies}, leaves, {weights});
-        energies = energies.detach();
+        values = heads(node_leaves, edge_leaves, edges, strained_cell.detach());
+        auto gradients = gradients_of({values[0]}, leaves, {weights});
+        values[0] = values[0].detach();
         grad_factors += gradients[0];
         for (size_t i = 1; i < gradients.size(); i += 2) {
             grad_node_features.push_back(gradients[i]);
@@ -372,7 +393,7 @@ std::pair<at::Tensor, variable_list> PetStep::Implementation::pass_lean(
         grad_vectors += gradients[2];
         grad_factors += gradients[3];
     }
-    return {energies, gradients_of({vectors, factors}, inputs, {grad_vectors, grad_factors})};
+    return {values, gradients_of({vectors, factors}, inputs, {grad_vectors, grad_factors})};
 }
 
 void PetStep::Implementation::capture() {
@@ -454,6 +475,7 @@ PetStep::Result PetStep::evaluate(const at::Tensor &positions, const at::Tensor 
     );
     return {
         host.narrow(0, 0, self.owned),
+        self.uncertainty ? host.narrow(0, 4 * rows + 11, self.owned) : at::Tensor(),
         host.narrow(0, rows, 3 * self.atoms).view({self.atoms, 3}),
         host.narrow(0, 4 * rows, 9).view({3, 3})
     };

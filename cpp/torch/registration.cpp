@@ -136,20 +136,31 @@ convert(const at::Tensor &model, std::string mode, std::string layers) {
 class PetStepClass : public torch::CustomClassHolder {
   public:
     PetStepClass(
-        const at::Tensor &model, const std::string &energy, at::Device device, double spare
+        const at::Tensor &model,
+        const std::string &energy,
+        bool uncertainty,
+        at::Device device,
+        double spare
     )
         : step(
-              frozen(model, device), energy, spare < 0 ? std::nullopt : std::make_optional(spare)
+              frozen(model, device),
+              energy,
+              uncertainty,
+              spare < 0 ? std::nullopt : std::make_optional(spare)
           ) {}
 
     void set_structure(const at::Tensor &species, const at::Tensor &pairs, int64_t owned) {
         step.set_structure(species, pairs, owned);
     }
 
-    std::tuple<at::Tensor, at::Tensor, at::Tensor>
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, std::optional<at::Tensor>>
     evaluate(const at::Tensor &positions, const at::Tensor &cell) {
         auto result = step.evaluate(positions, cell);
-        return {result.energies, result.position_gradient, result.strain_gradient};
+        auto uncertainties = std::optional<at::Tensor>();
+        if (result.uncertainties.defined()) {
+            uncertainties = result.uncertainties;
+        }
+        return {result.energies, result.position_gradient, result.strain_gradient, uncertainties};
     }
 
     void set_lean(bool lean) {
@@ -268,7 +279,7 @@ void define_operators(torch::Library &m) {
     );
     m.def("convert(Tensor model, str mode, str layers=\"*\") -> (Tensor, str)", &convert);
     m.class_<PetStepClass>("PetStep")
-        .def(torch::init<const at::Tensor &, const std::string &, at::Device, double>())
+        .def(torch::init<const at::Tensor &, const std::string &, bool, at::Device, double>())
         .def("set_structure", &PetStepClass::set_structure)
         .def("evaluate", &PetStepClass::evaluate)
         .def("set_lean", &PetStepClass::set_lean)

@@ -96,6 +96,22 @@ def test_lean_memory_needs_the_backend(run_lammps, tiny_pet):
     assert "memory lean is not possible" in error and "backend of metatomic-tc" in error
 
 
+def test_uncertainties(run_lammps, tiny_llpr_checkpoint, tmp_path):
+    """Of an LLPR model, with both backends."""
+    atoms = structures.water()
+    commands = "fix u all pair 1 metatomic-tc uncertainty 0\nrun 0\n"
+    commands += "write_dump all custom u.dump id f_u modify sort id format float %20.15g"
+    found = []
+    for backend in ("tc", "stock"):
+        path = tmp_path / f"{backend}.pt"
+        export(tiny_llpr_checkpoint, path, mode="fp32", backend=backend)
+        run = run_lammps(atoms, path, ranks=2, commands=commands, options="device cpu profile yes")
+        assert run.code == 0, run.log
+        found.append(np.loadtxt(tmp_path / "u.dump", skiprows=9)[:, 1])
+    assert found[1].min() > 0
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+
+
 def test_profile_of_steps(run_lammps, flat_pet):
     commands = "fix 1 all nve\nrun 3"
     options = "device cpu profile yes"

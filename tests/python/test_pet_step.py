@@ -96,6 +96,37 @@ def test_repeats_are_bit_identical(device):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("featurizer", ["feedforward", "residual"])
+def test_uncertainties(featurizer, device):
+    from metatrain.llpr import LLPRUncertaintyModel
+
+    pet = pet_model(featurizer_type=featurizer)
+    llpr = LLPRUncertaintyModel({"num_ensemble_members": {}}, pet.dataset_info)
+    llpr.set_wrapped_model(pet)
+    llpr.to(torch.float64).eval()
+    for name, buffer in llpr.named_buffers():
+        if name.startswith("cholesky_"):
+            noise = torch.linspace(0.0, 0.2, buffer.numel(), dtype=torch.float64)
+            buffer.copy_((torch.eye(len(buffer)) + noise.reshape(buffer.shape)).tril())
+        if name.startswith("multiplier_"):
+            buffer.fill_(1.7)
+    assert replace_backend(llpr) is None
+    model = llpr.export()
+    (system,) = systems_of(["slab"], model)
+    outputs = ["energy", "energy_uncertainty"]
+    found = evaluate(model, [system], [], outputs)
+    expected = [found[name][:5, 0] for name in outputs]
+    for lean in (False, True):
+        step = Step(model, device=device, lean=lean, uncertainty=True)
+        step.set_structure(system.types, pairs_of(system), owned=5)
+        for _ in range(3):
+            energies, _, _ = step(system.positions, system.cell)
+        assert_same([energies, step.uncertainties], expected)
+    assert step.uncertainties.min() > 1e-3
+    with pytest.raises(ValueError, match="uncertainty of the output energy is not known"):
+        Step(trained_model(), device="cpu", uncertainty=True)
+
+
 @pytest.mark.parametrize("full", [True, False])
 def test_metatomic_systems(full, device):
     model = trained_model()

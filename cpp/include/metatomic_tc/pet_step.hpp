@@ -19,16 +19,21 @@ class PetStep {
     ///
     /// @param model an exported metatomic model, or a module in one
     /// @param energy the output that is the energy
-    static std::string why_not(const torch::jit::Module &model, const std::string &energy);
+    /// @param uncertainty whether the uncertainty of its atoms' values is wanted, too
+    static std::string
+    why_not(const torch::jit::Module &model, const std::string &energy, bool uncertainty);
 
     /// @param model as above, one that `why_not` has nothing against, on the device where it is to
     ///     run, in whatever modes its layers are, with frozen parameters
-    /// @param energy as above
+    /// @param energy, uncertainty as above
     /// @param spare the part of the arrays' rows to have free when a graph is captured. Without
     /// one there is no graph, and arrays are as large as they must be.
     /// @throws c10::Error if there is no such model
     PetStep(
-        const torch::jit::Module &model, const std::string &energy, std::optional<double> spare
+        const torch::jit::Module &model,
+        const std::string &energy,
+        bool uncertainty,
+        std::optional<double> spare
     );
     ~PetStep();
 
@@ -45,6 +50,8 @@ class PetStep {
     struct Result {
         /// [owned]
         at::Tensor energies;
+        /// [owned], of the energies; not defined if they are not wanted
+        at::Tensor uncertainties;
         /// [atoms, 3]: of the energy with respect to positions
         at::Tensor position_gradient;
         /// [3, 3]: of the energy with respect to the strain S in `positions·S` and `cell·S`

@@ -23,6 +23,8 @@ class FlatPETBackend(torch.nn.Module):
     :param cutoff_width_adaptive: as in :meth:`preprocess`, for :meth:`edges_of_system`
     :param energies: the targets that :meth:`energies_of_features` can give, with the factors and
         the energies to add for each species, ``[2, species]``
+    :param uncertainty: the matrix whose product with the last-layer features of the target
+        ``energy`` has the uncertainty of an atom's energy as its norm; empty without one
     """
 
     feedforward: Final[bool]
@@ -36,7 +38,11 @@ class FlatPETBackend(torch.nn.Module):
     num_layers: int
 
     def __init__(
-        self, stock: torch.nn.Module, cutoff_width_adaptive: float, energies: dict[str, Tensor]
+        self,
+        stock: torch.nn.Module,
+        cutoff_width_adaptive: float,
+        energies: dict[str, Tensor],
+        uncertainty: Tensor,
     ):
         super().__init__()
         self.feedforward = stock.featurizer_type == "feedforward"
@@ -53,6 +59,7 @@ class FlatPETBackend(torch.nn.Module):
         tables = torch.stack(list(energies.values())) if energies else torch.empty(0, 2, 0)
         self.register_buffer("energy_scales", tables[:, 0])
         self.register_buffer("energy_shifts", tables[:, 1])
+        self.register_buffer("uncertainty_matrix", uncertainty)
 
         self.register_buffer("species_to_species_index", stock.species_to_species_index)
         self.gnn_layers = torch.nn.ModuleList(
@@ -415,19 +422,21 @@ class FlatPETBackend(torch.nn.Module):
         batch_data: dict[str, Tensor],
         cell: Tensor,
         target: str,
-    ) -> Tensor:
+        uncertainty: bool,
+    ) -> tuple[Tensor, Tensor]:
         """
-        The energies of one system's atoms as the whole model gives them.
+        The energies of one system's atoms as the whole model gives them, and their uncertainties.
 
         :param node_features_list: of :meth:`calculate_features`
         :param edge_features_list: of :meth:`calculate_features`
         :param batch_data: of :meth:`edges_of_system`
         :param cell: ``[3, 3]``
         :param target: one of ``energy_targets``
-        :return: ``[N]``, FP64
+        :param uncertainty: whether uncertainties are wanted, of the target ``energy`` only
+        :return: ``[N]``, FP64; and ``[N]`` or none ``[0]``, without gradients
         """
         species = batch_data["element_indices_nodes"]
-        predictions, _, _ = self.predict(
+        predictions, node_features, edge_features = self.predict(
             node_features_list,
             edge_features_list,
             batch_data,
@@ -438,7 +447,15 @@ class FlatPETBackend(torch.nn.Module):
         index = self.energy_targets.index(target)
         scales = self.energy_scales[index].index_select(0, species).to(torch.float64)
         shifts = self.energy_shifts[index].index_select(0, species).to(torch.float64)
-        return predictions[target][0][:, 0].to(torch.float64) * scales + shifts
+        energies = predictions[target][0][:, 0].to(torch.float64) * scales + shifts
+        if not uncertainty:
+            return energies, energies[:0].detach()
+        features: list[Tensor] = []
+        for nodes, edges in zip(node_features[target], edge_features[target], strict=True):
+            features.append(nodes.detach())
+            features.append(edges.detach()[:, 0])
+        weighted = torch.nn.functional.linear(torch.cat(features, dim=1), self.uncertainty_matrix)
+        return energies, torch.linalg.vector_norm(weighted, dim=1)
 
     def sum_edges(self, features: Tensor, cutoff_factors: Tensor, row_starts: Tensor) -> Tensor:
         """``[E, d]`` to ``[N, 1, d]``."""

@@ -35,7 +35,7 @@ def replace_backend(model: torch.nn.Module) -> str | None:
         from .backend import FlatPETBackend
 
         pet.backend = FlatPETBackend(
-            pet.backend, pet.cutoff_width_adaptive, scales_and_shifts(pet)
+            pet.backend, pet.cutoff_width_adaptive, scales_and_shifts(pet), uncertainty_of(model)
         ).train(pet.training)
     return reason
 
@@ -115,6 +115,21 @@ def scales_and_shifts(pet: torch.nn.Module) -> dict[str, torch.Tensor]:
             table[1, order] = composition(atoms, wanted)[name].block().values[:, 0]
         tables[name] = table
     return tables
+
+
+def uncertainty_of(model: torch.nn.Module) -> torch.Tensor:
+    """
+    What an LLPR model computes the uncertainty of an atom's energy with: the norm of the product of
+    this matrix and the last-layer features. Empty for other models.
+    """
+    name = "energy_uncertainty"
+    buffers = dict(model.named_buffers())
+    if f"cholesky_{name}" not in buffers or "energy" not in model.model.target_names:
+        return torch.empty(0, 0, dtype=torch.float64)
+    cholesky = buffers[f"cholesky_{name}"].double()
+    identity = torch.eye(len(cholesky), dtype=torch.float64, device=cholesky.device)
+    inverse = torch.linalg.solve_triangular(cholesky, identity, upper=False)
+    return buffers[f"multiplier_{name}"].double() * inverse
 
 
 def backend_of(model: torch.nn.Module) -> str | None:

@@ -21,6 +21,8 @@ class Step:
         captured. None: no graph.
     :param lean: keep less for the backward pass, which then computes the layers once more: about a
         third of the memory in four thirds of the time
+    :param uncertainty: also compute the uncertainties of the energies, of an LLPR model; see
+        :attr:`uncertainties`
     :raises ValueError: if the model is another one, or the output no energy in eV
     """
 
@@ -31,14 +33,17 @@ class Step:
         device: torch.device | str = "cuda",
         spare: float | None = 0.02,
         lean: bool = False,
+        uncertainty: bool = False,
     ):
         scripted = model if isinstance(model, torch.jit.ScriptModule) else torch.jit.script(model)
         buffer = io.BytesIO()
         torch.jit.save(scripted, buffer)
         content = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         self._step = torch.classes.metatomic_tc.PetStep(
-            content, energy, torch.device(device), -1.0 if spare is None else spare
+            content, energy, uncertainty, torch.device(device), -1.0 if spare is None else spare
         )
+        #: of the energies in the last step, in eV on the CPU; None if not asked for
+        self.uncertainties: Tensor | None = None
         self._step.set_lean(lean)
 
     def set_structure(self, species: Tensor, pairs: Tensor, owned: int | None = None) -> None:
@@ -79,7 +84,8 @@ class Step:
             gradient of the energy with respect to strain), on the CPU in FP64
         :raises ValueError: if sizes do not fit
         """
-        energies, gradient, strain_gradient = self._step.evaluate(positions, cell)
+        results = self._step.evaluate(positions, cell)
+        energies, gradient, strain_gradient, self.uncertainties = results
         return energies, -gradient, -strain_gradient
 
     @property
