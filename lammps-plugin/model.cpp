@@ -178,6 +178,8 @@ struct Model::Implementation {
   bool profile = false;
   Times times;
   torch::Device device = torch::kCPU;
+  /// How many ranks use it, a GPU.
+  int sharing = 1;
   torch::Dtype dtype = torch::kFloat32;
   bool check_consistency = false;
   /// Angstrom in a unit of length of LAMMPS, and units of energy of LAMMPS in an eV.
@@ -387,6 +389,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   const std::string device_name =
       select_device(options.device, self.capabilities->supported_devices, local);
   self.device = torch::Device(device_name);
+  self.sharing = ranks_on_device(options.device, local);
   if (self.device.is_cpu()) {
     set_cpu_threads(local);
   } else {
@@ -726,8 +729,9 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
   const auto stats = at::accelerator::getDeviceStats(self.device.index());
   constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   memory.available =
-      static_cast<double>(free) +
-      static_cast<double>(stats.reserved_bytes[all].current - stats.allocated_bytes[all].current);
+      (static_cast<double>(free) + static_cast<double>(stats.reserved_bytes[all].current -
+                                                       stats.allocated_bytes[all].current)) /
+      self.sharing;
   return memory;
 }
 

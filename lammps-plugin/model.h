@@ -89,7 +89,8 @@ struct Prediction {
 
 /// Bytes on the device.
 struct Memory {
-  /// What an evaluation needs for each atom, ghosts included, and what there is for it.
+  /// What an evaluation needs for each atom, ghosts included, and what there is for it: of a GPU
+  /// that several ranks use, the part of one of them.
   double per_atom = 0.0;
   double available = 0.0;
 };
