@@ -102,6 +102,14 @@ def _parser() -> argparse.ArgumentParser:
         "only)",
     )
     command.add_argument(
+        "--layers",
+        metavar="PATTERN",
+        default="*",
+        help="shell-style pattern for the paths of the linear layers that use the mode, with ! in "
+        "front: for those of all others (default: *, all; `metatomic-tc info MODEL.pt --layers *` "
+        "lists them). LAMMPS goes by the keyword layers of its pair style instead",
+    )
+    command.add_argument(
         "--version", dest="model_version", metavar="X.Y.Z", help="version of a upet model"
     )
 
@@ -118,6 +126,12 @@ def _parser() -> argparse.ArgumentParser:
         "--mode",
         type=_mode,
         help="mode to show for its layers (default: the one in the file, or tf32x3)",
+    )
+    command.add_argument(
+        "--layers",
+        metavar="PATTERN",
+        help="list every linear layer with its path, and what it computes in if the mode is for "
+        "those that match the shell-style pattern (with ! in front: for all others)",
     )
     command.add_argument("--extensions", metavar="DIR", help=EXTENSIONS)
 

@@ -36,6 +36,8 @@ class ExportResult:
     extensions: Path | None
     #: of a PET: ``tc``, or ``stock`` with the reason; None for other exported models
     backend: str | None = None
+    #: which linear layers were to use the mode
+    layers: str = "*"
 
 
 def export(
@@ -46,6 +48,7 @@ def export(
     outputs: list[str] | None = None,
     version: str | None = None,
     backend: str | None = None,
+    layers: str = "*",
 ) -> ExportResult:
     """
     Write a metatomic model whose linear layers use ``mode``. Prints its steps on stderr.
@@ -60,9 +63,10 @@ def export(
     :param outputs: the outputs to keep, None for all; see :func:`checkpoints.read_checkpoint`
     :param version: version of a upet model, by default the newest
     :param backend: ``tc``, ``stock`` or None; see :func:`checkpoints.read_checkpoint`
+    :param layers: which linear layers use the mode; see :func:`models.load`
     :raises ModelFileError: if ``source`` is none of these, or files would be lost
-    :raises ValueError: if there is no such mode, an output does not exist or cannot be dropped, or
-        the model cannot have the backend
+    :raises ValueError: if there is no such mode, an output does not exist or cannot be dropped,
+        the model cannot have the backend, or no layer that could use the mode is chosen
     :raises RuntimeError: if reading or downloading fails
     """
     check_mode(mode)
@@ -116,9 +120,15 @@ def export(
             model = read_exported(source)
             used = backend_of(model)
     with steps(f"Converting its linear layers to {mode}"):
-        model, report = convert_with_report(model, mode)
+        converted, report = convert_with_report(model, mode, layers)
+        if layers != "*" and report.replaced == 0:
+            raise ValueError(
+                f"--layers {layers} chooses none of the linear layers that are large enough for a "
+                f"mode, such as {report.layers[0].path}; all {len(report.layers)} of them are "
+                "listed by: metatomic-tc info MODEL.pt --layers '*'"
+            )
     with steps(f"Writing {destination}"):
-        _save(model, destination, extensions)
+        _save(converted, destination, extensions)
 
     return ExportResult(
         path=destination,
@@ -127,6 +137,7 @@ def export(
         atomic_types=list(model.capabilities().atomic_types),
         extensions=extensions,
         backend=used,
+        layers=layers,
     )
 
 
@@ -146,6 +157,7 @@ def run(arguments) -> int:
         outputs,
         arguments.model_version,
         arguments.backend,
+        arguments.layers,
     )
     print(f"Done in {time.monotonic() - start:.1f} s.", file=sys.stderr)
     print(summary(result))
@@ -158,7 +170,8 @@ def summary(result: ExportResult) -> str:
     file = shlex.quote(str(result.path))
     symbols = [symbol(atomic_type) for atomic_type in result.atomic_types]
     elements = " ".join(symbols) if len(symbols) <= 6 else "ELEMENT ELEMENT ..."
-    left = f"{report.left} too small to gain stay in FP32" if report.left else "none stays in FP32"
+    reason = "too small to gain" if result.layers == "*" else "too small to gain or not chosen"
+    left = f"{report.left} {reason} stay in FP32" if report.left else "none stays in FP32"
     lines = [
         f"{result.path}: {result.size / 1e6:.1f} MB, mode {report.mode}",
         f"  linear layers: {report.replaced} compute in {report.mode}, {left}",

@@ -25,7 +25,7 @@ def run(arguments) -> int:
         model_files.expect_extensions_directory(arguments.extensions)
         extensions = None if arguments.extensions is None else Path(arguments.extensions)
         model = read_exported(Path(arguments.model), extensions)
-        print(model_text(arguments.model, model, arguments.mode))
+        print(model_text(arguments.model, model, arguments.mode, arguments.layers))
         return 0
     print(versions_text())
     print()
@@ -105,17 +105,21 @@ def dispatch_text() -> str:
     )
 
 
-def model_text(path: str | Path, model: AtomisticModel, mode: str | None = None) -> str:
+def model_text(
+    path: str | Path, model: AtomisticModel, mode: str | None = None, pattern: str | None = None
+) -> str:
     """
     Everything a user of an exported model may want to know about it.
 
     :param path: its file
     :param model: the model in it
     :param mode: the mode to show for the layers; None for the one they use already, or tf32x3
+    :param pattern: list every layer, with the mode for those whose paths match; None to count them
+        by shape
     """
     used = model_files.used_modes(path)
     shown = mode or (used[0] if len(used) == 1 else modes.DEFAULT_MODE)
-    report = conversion_report(model, shown)
+    report = conversion_report(model, shown, pattern or "*")
     capabilities = model.capabilities()
     unit = capabilities.length_unit or "(no length unit)"
     types = list(capabilities.atomic_types)
@@ -148,17 +152,34 @@ def model_text(path: str | Path, model: AtomisticModel, mode: str | None = None)
         outputs.append((name, output.unit or "-", output.sample_kind, description))
     sections.append(_table("Outputs", ["output", "unit", "per", ""], outputs))
 
+    if pattern is not None:
+        layers = [
+            (
+                _shape(layer.in_features, layer.out_features),
+                shown if layer.replaced else "fp32",
+                layer.path,
+            )
+            for layer in report.layers
+        ]
+        title = f"Linear layers, mode {shown} for {pattern}"
+        sections.append(_table(title, ["in -> out", "computes in", "path"], layers))
+        return "\n\n".join(sections)
+
     shapes = Counter(
         (layer.in_features, layer.out_features, layer.replaced) for layer in report.layers
     )
     layers = []
     for (in_features, out_features, replaced), count in sorted(shapes.items()):
-        shape = f"{in_features} -> {out_features}" if in_features >= 0 else "known when it runs"
+        shape = _shape(in_features, out_features)
         layers.append((shape, f"{count} x", shown if replaced else "fp32 (too small to gain)"))
     sections.append(
         _table(f"Linear layers in mode {shown}", ["in -> out", "layers", "computes in"], layers)
     )
     return "\n\n".join(sections)
+
+
+def _shape(in_features: int, out_features: int) -> str:
+    return f"{in_features} -> {out_features}" if in_features >= 0 else "known when it runs"
 
 
 def _use(used: list[str]) -> str:

@@ -103,6 +103,18 @@ def test_from_an_llpr_checkpoint(full_llpr, water):
     energy_and_forces(str(full_llpr), water)
 
 
+def test_chosen_layers(tiny_pet, tmp_path, capsys):
+    path = tmp_path / "chosen.pt"
+    assert main(["export", str(tiny_pet), "-o", str(path), "--layers", "*heads*"]) == 0
+    assert "too small to gain or not chosen stay in FP32" in capsys.readouterr().out
+    chosen = export(tiny_pet, tmp_path / "python.pt", layers="*heads*").report
+    assert 0 < chosen.replaced < export(tiny_pet, tmp_path / "all.pt").report.replaced
+    assert all("heads" in layer.path for layer in chosen.layers if layer.replaced)
+    assert main(["export", str(tiny_pet), "-o", str(tmp_path / "none.pt"), "--layers", "nose"]) == 1
+    assert "--layers nose chooses none of the" in capsys.readouterr().err
+    assert not (tmp_path / "none.pt").exists()
+
+
 def test_an_exported_file_can_be_exported_again(tiny_pet, tmp_path):
     export(tiny_pet, tmp_path / "tf32.pt", mode="tf32")
     export(tmp_path / "tf32.pt", tmp_path / "tf32x3.pt", mode="tf32x3")

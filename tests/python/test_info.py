@@ -2,6 +2,7 @@
 
 import json
 
+import metatomic_tc
 import pytest
 import torch
 from metatomic_tc.cli import main
@@ -56,6 +57,16 @@ def test_an_exported_model_shows_its_mode(tiny_pet, tmp_path, capsys):
     assert ["64 -> 256", "2 x", "bf16x9"] in lines
     assert main(["info", str(tmp_path / "new.pt"), "--mode", "tf32"]) == 0
     assert ["64 -> 256", "2 x", "tf32"] in lines_of(capsys)
+
+
+def test_layers_of_a_model(tiny_pet, capsys):
+    assert main(["info", str(tiny_pet), "--mode", "tf32x3", "--layers", "!*heads*"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    modes = {line[-1]: line[-2] for line in lines if line and line[-1].startswith("module.")}
+    assert len(modes) == len(metatomic_tc.conversion_report(metatomic_tc.load(tiny_pet)).layers)
+    for path, mode in modes.items():
+        assert mode == "fp32" or (mode == "tf32x3" and "heads" not in path)
+    assert "tf32x3" in modes.values()
 
 
 def test_a_checkpoint_is_told_apart(tiny_pet_checkpoint, capsys):
