@@ -98,8 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         "--backend",
         choices=["tc", "stock"],
         help="what evaluates PET: tc, without padding and with fused kernels, or stock, that of "
-        "metatrain (default: tc where it can do what the model needs; checkpoints and upet names "
-        "only)",
+        "metatrain (default: tc where it can do what the model needs)",
     )
     command.add_argument(
         "--layers",

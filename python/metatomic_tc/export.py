@@ -20,6 +20,7 @@ from .model_files import Kind, ModelFileError
 from .models import ConversionReport, convert_with_report
 from .modes import DEFAULT_MODE, check_mode
 from .pet import backend_of
+from .pet.recover import replace_exported_backend
 from .progress import Steps
 
 
@@ -34,7 +35,7 @@ class ExportResult:
     #: the atomic types that the model knows: usually atomic numbers
     atomic_types: list[int]
     extensions: Path | None
-    #: of a PET: ``tc``, or ``stock`` with the reason; None for other exported models
+    #: of a PET: ``tc``, or ``stock`` with the reason; None for other models
     backend: str | None = None
     #: which linear layers were to use the mode
     layers: str = "*"
@@ -107,18 +108,12 @@ def export(
             "an exported model already. Run: metatomic-tc export MODEL.ckpt --outputs "
             f"{','.join(outputs)}"
         )
-    if backend is not None and file.kind is Kind.metatomic_model:
-        raise ModelFileError(
-            f"--backend {backend} needs the checkpoint: '{source}' is an exported model, which "
-            f"keeps the backend it has. Run: metatomic-tc export MODEL.ckpt --backend {backend}"
-        )
-
     with steps(f"Reading {source.name}"):
         if file.kind is Kind.metatrain_checkpoint:
             model, used = checkpoints.read_checkpoint(source, outputs, name, backend)
         else:
             model = read_exported(source)
-            used = backend_of(model)
+            model, used = _with_backend(model, backend)
     with steps(f"Converting its linear layers to {mode}"):
         converted, report = convert_with_report(model, mode, layers)
         if layers != "*" and report.replaced == 0:
@@ -139,6 +134,28 @@ def export(
         backend=used,
         layers=layers,
     )
+
+
+def _with_backend(model: AtomisticModel, backend: str | None) -> tuple[AtomisticModel, str | None]:
+    """An exported model with the backend that was asked for, and which it is."""
+    used = backend_of(model)
+    if used == "tc" and backend == "stock":
+        raise ValueError(
+            "the model has the backend tc, and that of metatrain cannot be put in its place; "
+            "export the checkpoint with --backend stock"
+        )
+    if used == "stock" and backend == "stock":
+        return model, "stock, as asked for"
+    if used == "stock":
+        model, reason = replace_exported_backend(model)
+        used = "tc" if reason is None else f"stock, since {reason}"
+    if backend == "tc" and used != "tc":
+        raise ValueError(
+            "the model cannot have the backend tc: "
+            f"{'it is not PET' if used is None else used.removeprefix('stock, since ')}; leave out "
+            "--backend"
+        )
+    return model, used
 
 
 def run(arguments) -> int:

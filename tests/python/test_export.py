@@ -55,20 +55,37 @@ def test_the_stock_backend_is_the_model_bit_by_bit(tiny_pet_checkpoint, tiny_pet
     new_energy, new_forces = energy_and_forces(str(target), water)
     assert new_energy == energy
     assert largest_difference(new_forces, forces) <= 1e-6
-    assert export(target, tmp_path / "again.pt", mode="tf32").backend == "stock"
+    again = export(target, tmp_path / "again.pt", mode="tf32", backend="stock")
+    assert again.backend == "stock, as asked for"
 
 
 def test_a_backend_that_cannot_be_had(tiny_pet, tiny_pet_checkpoint, tmp_path, monkeypatch, capsys):
     target = str(tmp_path / "new.pt")
-    assert main(["export", str(tiny_pet), "-o", target, "--backend", "tc"]) == 2
-    assert "--backend tc needs the checkpoint" in capsys.readouterr().err
-
     monkeypatch.setattr(metatomic_tc.pet.replace, "METATRAIN_VERSIONS", ["2031.1"])
     arguments = ["export", str(tiny_pet_checkpoint), "-o", target]
     assert main([*arguments, "--backend", "tc"]) == 1
     assert "cannot have the backend tc: metatrain" in capsys.readouterr().err
     assert main(arguments) == 0
     assert "backend: stock, since metatrain" in capsys.readouterr().out
+    monkeypatch.setattr(metatomic_tc.pet.recover, "METATRAIN_VERSIONS", ["2031.1"])
+    arguments = ["export", str(tiny_pet), "-o", target]
+    assert main([*arguments, "--backend", "tc"]) == 1
+    assert "cannot have the backend tc: metatrain" in capsys.readouterr().err
+    assert main(arguments) == 0
+    assert "backend: stock, since metatrain" in capsys.readouterr().out
+
+
+def test_the_backend_of_exported_models(demo_model, water, tmp_path, capsys):
+    """A trained one, with energies of species."""
+    target = tmp_path / "new.pt"
+    assert main(["export", str(demo_model), "-o", str(target), "--mode", "fp32"]) == 0
+    assert "backend: tc" in capsys.readouterr().out
+    energy, forces = energy_and_forces(demo_model, water)
+    new_energy, new_forces = energy_and_forces(str(target), water)
+    assert abs(new_energy - energy) <= 1e-6 * len(water)
+    assert largest_difference(new_forces, forces) <= 1e-5
+    assert main(["export", str(target), "-o", str(tmp_path / "x.pt"), "--backend", "stock"]) == 1
+    assert "that of metatrain cannot be put in its place" in capsys.readouterr().err
 
 
 def test_from_an_exported_model(tiny_pet, water, tmp_path, capsys):
@@ -82,7 +99,8 @@ def test_from_an_exported_model(tiny_pet, water, tmp_path, capsys):
 
     captured = capsys.readouterr()
     assert "[3/3] Writing" in captured.err
-    assert "28 compute in tf32x3, 4 too small" in captured.out
+    assert "27 compute in tf32x3, 2 too small" in captured.out
+    assert "backend: tc" in captured.out
     assert "pair_style  metatomic-tc tf32x3" in captured.out
     assert f"pair_coeff  * * {target} H C O Pt" in captured.out
 

@@ -454,7 +454,7 @@ class FlatPETBackend(torch.nn.Module):
         for nodes, edges in zip(node_features[target], edge_features[target], strict=True):
             features.append(nodes.detach())
             features.append(edges.detach()[:, 0])
-        weighted = torch.nn.functional.linear(torch.cat(features, dim=1), self.uncertainty_matrix)
+        weighted = torch.cat(features, dim=1) @ self.uncertainty_matrix.T
         return energies, torch.linalg.vector_norm(weighted, dim=1)
 
     def sum_edges(self, features: Tensor, cutoff_factors: Tensor, row_starts: Tensor) -> Tensor:
