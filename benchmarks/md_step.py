@@ -129,7 +129,8 @@ def make_step(mode, size, system, seed, options):
     if mode not in STOCK:
         exported = metatomic_tc.convert(exported, mode=arithmetic)
     if mode not in STOCK and not way:
-        step = Step(exported, device=device, spare=0.02 if device.type == "cuda" else None)
+        exact = {} if device.type == "cuda" else {"spare": None}
+        step = Step(exported, device=device, **exact)
         step.set_system(system)
         return functools.partial(step, system.positions, system.cell)
     scripted = torch.jit.script(exported).to(device)

@@ -73,15 +73,6 @@ std::string select_device(const std::string &requested, const std::vector<std::s
   return device;
 }
 
-int ranks_on_device(const std::string &requested, const LocalRank &local) {
-  const int gpus = torch::cuda::is_available() ? static_cast<int>(torch::cuda::device_count()) : 0;
-  if (requested == "cpu" || gpus == 0)
-    return 1;
-  if (requested.find(':') != std::string::npos)
-    return local.count;
-  return (local.count - 1 - local.index % gpus) / gpus + 1;
-}
-
 void set_cpu_threads(const LocalRank &local) {
   if (std::getenv("OMP_NUM_THREADS"))
     return;

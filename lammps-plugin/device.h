@@ -31,10 +31,6 @@ LocalRank local_rank(int rank, int size);
 std::string select_device(const std::string &requested, const std::vector<std::string> &supported,
                           const LocalRank &local);
 
-/// How many ranks of this node use the GPU that `select_device` gives this one, itself included; 1
-/// if that is none.
-int ranks_on_device(const std::string &requested, const LocalRank &local);
-
 /// On the CPU: shares the cores of the node among its ranks, unless OMP_NUM_THREADS says otherwise.
 void set_cpu_threads(const LocalRank &local);
 

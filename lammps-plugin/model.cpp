@@ -178,8 +178,8 @@ struct Model::Implementation {
   bool profile = false;
   Times times;
   torch::Device device = torch::kCPU;
-  /// How many ranks use it, a GPU.
-  int sharing = 1;
+  /// Of the GPU, see `Hardware`.
+  std::string uuid;
   torch::Dtype dtype = torch::kFloat32;
   bool check_consistency = false;
   /// Angstrom in a unit of length of LAMMPS, and units of energy of LAMMPS in an eV.
@@ -389,7 +389,6 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   const std::string device_name =
       select_device(options.device, self.capabilities->supported_devices, local);
   self.device = torch::Device(device_name);
-  self.sharing = ranks_on_device(options.device, local);
   if (self.device.is_cpu()) {
     set_cpu_threads(local);
   } else {
@@ -400,6 +399,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
     torch::jit::setFusionStrategy(strategy);
   }
   const Hardware on = hardware(self.device);
+  self.uuid = on.uuid;
   const Mode asked = parse_mode(options.mode);
   const Mode mode = resolve_mode(asked, on, options.fallback);
 
@@ -421,13 +421,12 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
   std::string no_step = self.check_consistency                           ? "check_consistency is on"
                         : options.direct_forces || options.direct_stress ? "non_conservative is on"
                         : uncertainty && self.uncertainty_key != "energy_uncertainty"
-                            ? "of the uncertainty of a variant"
+                            ? "the uncertainty is that of a variant"
                             : PetStep::why_not(self.module, self.energy_key, uncertainty);
   if (no_step.empty()) {
-    // A structure may grow by so much before its CUDA graph is captured again.
-    constexpr double spare = 0.02;
     self.step.emplace(self.module, self.energy_key, uncertainty,
-                      self.device.is_cuda() ? std::make_optional(spare) : std::nullopt);
+                      self.device.is_cuda() ? std::make_optional(PetStep::default_spare)
+                                            : std::nullopt);
     self.may_be_lean = options.memory != ModelOptions::MemoryUse::fast;
     self.lean = options.memory == ModelOptions::MemoryUse::lean;
     self.step->set_lean(self.lean);
@@ -499,8 +498,12 @@ const std::vector<std::string> &Model::warnings() const {
 }
 
 std::string Model::graph_failure() const {
-  const auto &self = *implementation_;
-  return self.step && self.device.is_cuda() ? self.step->graph_problem() : "";
+  const auto &step = implementation_->step;
+  return step ? step->capture_problem() : "";
+}
+
+std::string Model::gpu() const {
+  return implementation_->uuid;
 }
 
 double Model::uncertainty_threshold() const {
@@ -728,10 +731,9 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
   const auto [free, total] = at::accelerator::getMemoryInfo(self.device.index());
   const auto stats = at::accelerator::getDeviceStats(self.device.index());
   constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  memory.available =
-      (static_cast<double>(free) + static_cast<double>(stats.reserved_bytes[all].current -
-                                                       stats.allocated_bytes[all].current)) /
-      self.sharing;
+  memory.free = static_cast<double>(free);
+  memory.cached =
+      static_cast<double>(stats.reserved_bytes[all].current - stats.allocated_bytes[all].current);
   return memory;
 }
 
@@ -761,7 +763,9 @@ std::string Model::memory_use() const {
   // The memory of a graph is there all the time, and its tensors are not seen.
   const auto now = allocated(device);
   const auto &step = implementation_->step;
-  const int64_t most = std::max(now.peak, now.current + (step ? step->graph_memory() : 0));
+  int64_t most = now.peak;
+  if (step)
+    most = std::max({most, step->peak_memory(), now.current + step->graph_memory()});
   return gib(total - free) + " of " + gib(total) + " GiB of the GPU's memory in use, at most " +
          gib(most) + " GiB by the model";
 }
@@ -839,98 +843,95 @@ Prediction Model::Implementation::evaluate_step(const Structure &structure) {
 }
 
 Prediction Model::Implementation::evaluate_whole(const Structure &structure, bool virial) {
-  auto &self = *this;
   auto start = std::chrono::steady_clock::now();
-
   const auto n = static_cast<int64_t>(structure.types.size());
-  const bool strain = virial && self.stress_key.empty();
-  const bool gradient = strain || self.forces_key.empty();
+  const bool strain = virial && stress_key.empty();
+  const bool gradient = strain || forces_key.empty();
   const at::AutoGradMode grad_mode(gradient);
-  const bool repeated = self.kept_structures[&structure].build == structure.build;
-  self.copied = 0;
-  const auto input = self.input(structure, self.forces_key.empty(), strain);
-  self.stamp(start, self.times.input);
+  const bool repeated = kept_structures[&structure].build == structure.build;
+  copied = 0;
+  const auto input = input(structure, forces_key.empty(), strain);
+  stamp(start, times.input);
   if (repeated) {
-    self.times.repeated++;
-    self.times.repeated_atoms += n;
-    self.times.repeated_bytes += self.copied;
+    times.repeated++;
+    times.repeated_atoms += n;
+    times.repeated_bytes += copied;
   }
 
   torch::Dict<std::string, metatomic_torch::ModelOutput> wanted;
-  for (const auto &output : self.outputs)
-    if (virial || output.key() != self.stress_key)
+  for (const auto &output : outputs)
+    if (virial || output.key() != stress_key)
       wanted.insert(output.key(), output.value());
-  const auto outputs = self.run(structure, input.system, wanted);
-  self.stamp(start, self.times.forward);
+  const auto outputs = run(structure, input.system, wanted);
+  stamp(start, times.forward);
 
-  const auto block = block_of(outputs, self.energy_key);
+  const auto block = block_of(outputs, energy_key);
   const auto values = block->values();
   std::vector<torch::Tensor> gradients(2);
   // Without a gradient the energy depends on nothing, e.g. that of an atom without neighbors.
   if (gradient && values.requires_grad()) {
     std::vector<torch::Tensor> inputs;
-    if (self.forces_key.empty())
+    if (forces_key.empty())
       inputs.push_back(input.positions);
     if (strain)
       inputs.push_back(input.strain);
     const auto found = torch::autograd::grad({values}, inputs, {torch::ones_like(values)},
                                              /*retain_graph=*/std::nullopt,
                                              /*create_graph=*/false, /*allow_unused=*/true);
-    if (self.forces_key.empty())
+    if (forces_key.empty())
       gradients[0] = found.front();
     if (strain)
       gradients[1] = found.back();
   }
-  self.stamp(start, self.times.backward);
+  stamp(start, times.backward);
 
   Prediction prediction;
   const auto host_values = to_host(values);
   const double *host_energies = host_values.data_ptr<double>();
-  if (self.atomic_energies) {
-    const auto &atoms = self.atoms_of(block, structure, "energies");
+  if (atomic_energies) {
+    const auto &atoms = atoms_of(block, structure, "energies");
     prediction.energies.assign(structure.owned, 0.0);
     for (int64_t i = 0; i < structure.owned; i++)
-      prediction.energies[atoms[i]] += host_energies[i] * self.energy_unit;
+      prediction.energies[atoms[i]] += host_energies[i] * energy_unit;
   }
   for (int64_t i = 0; i < host_values.numel(); i++)
-    prediction.energy += host_energies[i] * self.energy_unit;
+    prediction.energy += host_energies[i] * energy_unit;
 
-  if (!self.uncertainty_key.empty()) {
-    const auto uncertainty = block_of(outputs, self.uncertainty_key);
-    const auto &atoms = self.atoms_of(uncertainty, structure, "uncertainties");
+  if (!uncertainty_key.empty()) {
+    const auto uncertainty = block_of(outputs, uncertainty_key);
+    const auto &atoms = atoms_of(uncertainty, structure, "uncertainties");
     const auto host = to_host(uncertainty->values());
     prediction.uncertainties.assign(structure.owned, 0.0);
     for (int64_t i = 0; i < structure.owned; i++)
-      prediction.uncertainties[atoms[i]] = host.data_ptr<double>()[i] * self.energy_unit;
+      prediction.uncertainties[atoms[i]] = host.data_ptr<double>()[i] * energy_unit;
   }
 
   prediction.forces.assign(3 * n, 0.0);
-  if (!self.forces_key.empty()) {
-    const auto forces = block_of(outputs, self.forces_key);
-    const auto &atoms = self.atoms_of(forces, structure, "forces");
+  if (!forces_key.empty()) {
+    const auto forces = block_of(outputs, forces_key);
+    const auto &atoms = atoms_of(forces, structure, "forces");
     const auto host = to_host(forces->values().reshape({structure.owned, 3}));
     for (int64_t i = 0; i < structure.owned; i++)
       for (int m = 0; m < 3; m++)
         prediction.forces[3 * atoms[i] + m] =
-            host.data_ptr<double>()[3 * i + m] * self.energy_unit * self.angstrom;
+            host.data_ptr<double>()[3 * i + m] * energy_unit * angstrom;
   } else if (gradients[0].defined()) {
     const auto host = to_host(gradients[0]);
     const double *g = host.data_ptr<double>();
     for (int64_t i = 0; i < 3 * n; i++)
-      prediction.forces[i] = -g[i] * self.energy_unit;
+      prediction.forces[i] = -g[i] * energy_unit;
   }
 
   torch::Tensor by_strain = gradients[1];
-  if (virial && !self.stress_key.empty()) {
+  if (virial && !stress_key.empty()) {
     const auto &rows = structure.cell.rows;
     // lower triangular
-    const double volume =
-        std::abs(rows[0][0] * rows[1][1] * rows[2][2]) * std::pow(self.angstrom, 3);
-    by_strain = volume * to_host(block_of(outputs, self.stress_key)->values().reshape({3, 3}));
+    const double volume = std::abs(rows[0][0] * rows[1][1] * rows[2][2]) * std::pow(angstrom, 3);
+    by_strain = volume * to_host(block_of(outputs, stress_key)->values().reshape({3, 3}));
   }
   if (by_strain.defined())
-    set_virial(by_strain, self.energy_unit, prediction.virial);
-  self.stamp(start, self.times.output);
+    set_virial(by_strain, energy_unit, prediction.virial);
+  stamp(start, times.output);
   return prediction;
 }
 
@@ -939,33 +940,33 @@ std::vector<double> Model::atomic_virials(const Structure &structure) {
   const OnDevice on_device(self.device);
   try {
     return self.atomic_virials(structure);
-  } catch (const c10::OutOfMemoryError &) {
-    if (!self.step || self.step->captures() == 0)
+  } catch (const std::exception &) {
+    // The graph holds the memory of a whole step. TorchScript does not let out of memory be told
+    // from other errors, which come again.
+    if (!self.step || self.step->graph_memory() == 0)
       throw;
-    // The graph holds the memory of a whole step.
-    self.step->release();
-    return self.atomic_virials(structure);
   }
+  self.step->release();
+  return self.atomic_virials(structure);
 }
 
 std::vector<double> Model::Implementation::atomic_virials(const Structure &structure) {
-  auto &self = *this;
   auto start = std::chrono::steady_clock::now();
   const auto n = static_cast<int64_t>(structure.types.size());
   std::vector<double> virials(9 * n, 0.0);
-  if (!self.atomic_energies)
+  if (!atomic_energies)
     throw std::runtime_error("the model has no energies of atoms, which a per-atom virial needs");
 
-  const auto input = self.input(structure, true, false);
-  self.stamp(start, self.times.input);
+  const auto input = input(structure, true, false);
+  stamp(start, times.input);
   torch::Dict<std::string, metatomic_torch::ModelOutput> wanted;
-  wanted.insert(self.energy_key, self.outputs.at(self.energy_key));
-  const auto outputs = self.run(structure, input.system, wanted);
-  self.stamp(start, self.times.forward);
+  wanted.insert(energy_key, outputs.at(energy_key));
+  const auto outputs = run(structure, input.system, wanted);
+  stamp(start, times.forward);
 
-  const auto block = block_of(outputs, self.energy_key);
+  const auto block = block_of(outputs, energy_key);
   const auto values = block->values();
-  self.atoms_of(block, structure, "energies");
+  atoms_of(block, structure, "energies");
   if (!values.requires_grad())
     return virials;
   // Weighting the energies by positions makes one backward pass of the sum over i:
@@ -974,10 +975,10 @@ std::vector<double> Model::Implementation::atomic_virials(const Structure &struc
   auto positions = input.positions.detach();
   positions = positions - positions.slice(0, 0, structure.owned).mean(0, true);
   const auto gradient = [&](const torch::Tensor &weights) {
-    const auto found = torch::autograd::grad({values}, {input.positions},
-                                             {weights.to(self.dtype).reshape_as(values)},
-                                             /*retain_graph=*/true, /*create_graph=*/false,
-                                             /*allow_unused=*/true)[0];
+    const auto found =
+        torch::autograd::grad({values}, {input.positions}, {weights.to(dtype).reshape_as(values)},
+                              /*retain_graph=*/true, /*create_graph=*/false,
+                              /*allow_unused=*/true)[0];
     return found.defined() ? found : torch::zeros_like(positions);
   };
   const auto total = gradient(torch::ones_like(values));
@@ -987,15 +988,15 @@ std::vector<double> Model::Implementation::atomic_virials(const Structure &struc
     rows.push_back(gradient(along.index_select(0, atoms)) - along.unsqueeze(1) * total);
   }
   const auto host = to_host(torch::stack(rows, 1));
-  self.stamp(start, self.times.backward);
+  stamp(start, times.backward);
 
   const auto w = host.accessor<double, 3>();
   const int first[9] = {0, 1, 2, 0, 0, 1, 1, 2, 2};
   const int second[9] = {0, 1, 2, 1, 2, 2, 0, 0, 1};
   for (int64_t j = 0; j < n; j++)
     for (int m = 0; m < 9; m++)
-      virials[9 * j + m] = w[j][first[m]][second[m]] * self.energy_unit;
-  self.stamp(start, self.times.output);
+      virials[9 * j + m] = w[j][first[m]][second[m]] * energy_unit;
+  stamp(start, times.output);
   return virials;
 }
 

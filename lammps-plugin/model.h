@@ -89,10 +89,11 @@ struct Prediction {
 
 /// Bytes on the device.
 struct Memory {
-  /// What an evaluation needs for each atom, ghosts included, and what there is for it: of a GPU
-  /// that several ranks use, the part of one of them.
+  /// What an evaluation needs for each atom, ghosts included.
   double per_atom = 0.0;
-  double available = 0.0;
+  /// What nobody has, and what this process has and does not use now.
+  double free = 0.0;
+  double cached = 0.0;
 };
 
 /// Seconds spent in parts of evaluations, and what was copied.
@@ -140,6 +141,8 @@ public:
   /// What a user must know about the mode (it is emulated, changed, or not FP32-accurate).
   const std::vector<std::string> &warnings() const;
 
+  /// Which GPU it is, the same in every process; "" on the CPU
+  std::string gpu() const;
   /// Why a step that should have been a CUDA graph was not; "" if there was none.
   std::string graph_failure() const;
 

@@ -618,12 +618,20 @@ void PairMetatomicTC::report_atoms() {
 void PairMetatomicTC::check_memory() {
   std::optional<mtc::Memory> memory;
   std::string problem;
+  // A hash has more bits than a number of gather, whose 53 are enough to tell GPUs apart.
+  const double gpu = static_cast<double>(std::hash<std::string>()(model_->gpu()) >> 11);
+  const auto gpus = gather({gpu});
+  const auto sharing = static_cast<double>(std::count(gpus.begin(), gpus.end(), gpu));
+  double available = 1.0;
+  const auto estimate = [&] {
+    memory = model_->estimate_memory(structure_);
+    available = memory ? memory->free / sharing + memory->cached : 1.0;
+  };
   try {
     if (atoms_.owned() > 0) {
-      memory = model_->estimate_memory(structure_);
-      if (memory && memory->per_atom * atoms_.size() > memory->available &&
-          model_->use_less_memory())
-        memory = model_->estimate_memory(structure_);
+      estimate();
+      if (memory && memory->per_atom * atoms_.size() > available && model_->use_less_memory())
+        estimate();
     }
   } catch (const std::exception &failure) {
     problem = mtc::one_line(failure);
@@ -632,7 +640,6 @@ void PairMetatomicTC::check_memory() {
     fail(problem);
   constexpr double gib = 1024.0 * 1024.0 * 1024.0;
   const double needed = memory ? memory->per_atom * atoms_.size() : 0.0;
-  const double available = memory ? memory->available : 1.0;
   if (needed > available)
     stop(fmt::format(
         "rank {} needs about {:.1f} GiB of GPU memory for {} atoms "
@@ -769,11 +776,10 @@ void PairMetatomicTC::evaluate() {
     fail(problem);
   if (const auto failure = model_->graph_failure(); !failure.empty() && !graph_failed_) {
     graph_failed_ = true;
-    error->warning(
-        FLERR,
-        "pair_style metatomic-tc: on rank {} steps are not CUDA graphs, so small systems "
-        "are slower: {}",
-        comm->me, failure);
+    error->warning(FLERR,
+                   "pair_style metatomic-tc: on rank {} steps are no CUDA graphs, so small systems "
+                   "are slower: {}",
+                   comm->me, failure);
   }
 
   bool finite = std::isfinite(prediction.energy);

@@ -105,6 +105,10 @@ Hardware cuda_hardware(int index) {
     hardware.compute_capability = 10 * properties.major + properties.minor;
     hardware.cuda_version = cublas::cuda_version();
     hardware.name = properties.name;
+    for (auto byte : properties.uuid.bytes) {
+        constexpr auto digits = "0123456789abcdef";
+        hardware.uuid += {digits[(byte >> 4) & 15], digits[byte & 15]};
+    }
     return hardware;
 }
 

@@ -38,6 +38,22 @@ Pool &pool_of(const at::Device &device) {
     return *pool;
 }
 
+/// Ends a capture that failed. Where CUDA gave it up itself, PyTorch would go on putting memory
+/// aside for it.
+void abandon(at::cuda::CUDAGraph &graph, const at::Device &device, at::MempoolId_t pool) {
+    namespace allocator = c10::cuda::CUDACachingAllocator;
+    try {
+        graph.capture_end();
+        return;
+    } catch (const std::exception &) {
+    }
+    try {
+        allocator::endAllocateToPool(device.index(), pool);
+        allocator::releasePool(device.index(), pool);
+    } catch (const std::exception &) { // it was ended
+    }
+}
+
 } // namespace
 
 struct CudaGraph::Implementation {
@@ -47,6 +63,13 @@ struct CudaGraph::Implementation {
 
 const char *CudaGraph::why_not() {
     return "";
+}
+
+void CudaGraph::prepare(const at::Device &device, const std::function<void()> &work) {
+    torch::cuda::synchronize(device.index());
+    auto stream = c10::cuda::CUDAStreamGuard(pool_of(device).stream);
+    work();
+    torch::cuda::synchronize(device.index());
 }
 
 CudaGraph::CudaGraph(const at::Device &device, const std::function<void()> &work)
@@ -60,17 +83,14 @@ CudaGraph::CudaGraph(const at::Device &device, const std::function<void()> &work
         pool.id = at::cuda::graph_pool_handle();
     }
     auto &graph = implementation->graph;
-    graph.capture_begin(pool.id);
+    graph.capture_begin(pool.id, cudaStreamCaptureModeThreadLocal);
     try {
         work();
+        graph.capture_end();
     } catch (...) {
-        try {
-            graph.capture_end();
-        } catch (...) { // the capture is over, which is all that is wanted
-        }
+        abandon(graph, device, pool.id);
         throw;
     }
-    graph.capture_end();
     pool.graphs++;
 }
 

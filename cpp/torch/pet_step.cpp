@@ -72,12 +72,12 @@ struct PetStep::Implementation {
     int64_t num_layers = 0;
     bool feedforward = true;
     bool lean = false;
-    std::string graph_problem;
+    std::string graph_problem, capture_problem;
     int64_t captures = 0;
-    int64_t graph_memory = 0;
+    int64_t graph_memory = 0, peak_memory = 0;
 
     /// Of the structure.
-    int64_t atoms = -1, owned = 0, pairs = 0;
+    int64_t atoms = -1, owned = 0;
     /// Room for edges; negative for as many as there are.
     int64_t edge_capacity = -1;
     /// What a step reads and writes, with room for more atoms and pairs. Species, neighbors, cell
@@ -90,7 +90,8 @@ struct PetStep::Implementation {
     std::optional<CudaGraph> graph;
 
     void set_structure(const at::Tensor &species, const at::Tensor &pairs, int64_t owned);
-    void make_room();
+    int64_t with_room(int64_t size, int64_t least) const;
+    void make_room(int64_t atoms, int64_t pairs);
     void step(int64_t capacity);
     void capture();
     std::array<at::Tensor, 3> layer(
@@ -188,16 +189,28 @@ void PetStep::Implementation::set_structure(
         " owned atoms."
     );
     auto no_gradient = at::NoGradGuard();
-    atoms = all_species.numel();
-    owned = owned_atoms;
-    pairs = 2 * all_pairs.size(0);
-    make_room();
+    // Until everything is there, there is no structure.
+    atoms = -1;
+    auto count = all_species.numel(), pairs = 2 * all_pairs.size(0);
+    auto on_device = all_species.to(device, at::kLong);
+    if (count > 0) {
+        auto index = backend.attr("species_to_species_index").toTensor();
+        auto inside = (on_device >= 0).logical_and(on_device < index.numel());
+        auto known = inside.logical_and(index.index_select(0, on_device * inside) >= 0);
+        TORCH_CHECK_VALUE(
+            known.all().item<bool>(),
+            "The model does not know the atomic type ",
+            on_device.index({known.logical_not()})[0].item<int64_t>(),
+            "; take a model that was trained with it."
+        );
+    }
+    make_room(count, pairs);
 
     auto integers = at::TensorOptions(at::kInt).device(device);
     species.fill_(spare_species);
-    species.narrow(0, 0, atoms).copy_(all_species);
+    species.narrow(0, 0, count).copy_(on_device);
     weights.zero_();
-    weights.narrow(0, 0, owned).fill_(1.0);
+    weights.narrow(0, 0, owned_atoms).fill_(1.0);
     positions.zero_();
 
     // both directions, in rows by their centre
@@ -208,33 +221,39 @@ void PetStep::Implementation::set_structure(
     row_starts.copy_(at::searchsorted(centers, starts, /*out_int32=*/true));
     neighbors.narrow(0, 0, pairs).copy_(at::cat({second, first}).index_select(0, order));
     cell_shifts.narrow(0, 0, pairs).copy_(at::cat({shift, shift.neg()}).index_select(0, order));
+    owned = owned_atoms;
+    atoms = count;
 }
 
-/// Arrays that are large enough for the structure, those that are there if they are.
-void PetStep::Implementation::make_room() {
-    auto rows = positions.defined() ? positions.size(0) : -1;
-    auto room = neighbors.defined() ? neighbors.numel() : -1;
-    auto exact = !spare.has_value();
-    if (exact ? atoms == rows && pairs == room : atoms <= rows && pairs <= room) {
+int64_t PetStep::Implementation::with_room(int64_t size, int64_t least) const {
+    return spare.has_value() ? size + std::max(least, static_cast<int64_t>(size * *spare)) : size;
+}
+
+/// Arrays that are large enough for the structure, and not much too large: those that are there if
+/// they are.
+void PetStep::Implementation::make_room(int64_t atoms, int64_t pairs) {
+    auto fits = [&](const at::Tensor &array, int64_t size, int64_t least) {
+        return array.defined() && size <= array.size(0) &&
+               array.size(0) <= with_room(spare.has_value() ? 2 * size : size, least);
+    };
+    if (fits(neighbors, pairs, 1024) && fits(positions, atoms, 16)) {
         return;
     }
-    auto with_room = [&](int64_t size, int64_t least) {
-        return exact ? size : size + std::max(least, static_cast<int64_t>(size * *spare));
-    };
-    rows = with_room(atoms, 16);
-    room = with_room(pairs, 1024);
     graph.reset();
     edge_capacity = -1;
+    auto rows = with_room(atoms, 16), room = with_room(pairs, 1024);
     auto floats = at::TensorOptions(at::kDouble).device(device);
     auto integers = floats.dtype(at::kInt);
-    positions = at::zeros({rows, 3}, floats);
+    neighbors = at::Tensor();
     cell = at::zeros({3, 3}, floats);
     weights = at::zeros({rows}, floats);
     result = at::zeros({(uncertainty ? 5 : 4) * rows + 11}, floats);
     species = at::zeros({rows}, integers);
-    neighbors = at::zeros({room}, integers);
     cell_shifts = at::zeros({room, 3}, integers);
     row_starts = at::zeros({rows + 1}, integers);
+    positions = at::zeros({rows, 3}, floats);
+    // the last one, without which nothing is used
+    neighbors = at::zeros({room}, integers);
 }
 
 /// From what is in the arrays to `result`.
@@ -398,21 +417,24 @@ std::pair<variable_list, variable_list> PetStep::Implementation::pass_lean(
 
 void PetStep::Implementation::capture() {
     graph.reset();
-    // What steps without a graph have left is of no use to it.
-    at::accelerator::emptyCache();
-    auto allocated = [&] {
-        constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-        return at::accelerator::getDeviceStats(device.index()).allocated_bytes[all];
-    };
-    at::accelerator::resetPeakStats(device.index());
-    auto before = allocated().current;
     try {
+        // What steps without a graph have left is of no use to it.
+        at::accelerator::emptyCache();
+        auto allocated = [&] {
+            constexpr auto all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+            return at::accelerator::getDeviceStats(device.index()).allocated_bytes[all];
+        };
+        auto before = allocated();
+        at::accelerator::resetPeakStats(device.index());
         graph.emplace(device, [&] { step(edge_capacity); });
-        graph_memory = allocated().peak - before;
+        auto after = allocated();
+        graph_memory = after.peak - before.current;
+        peak_memory = std::max({peak_memory, before.peak, after.peak});
         captures++;
+    } catch (const c10::Error &error) {
+        capture_problem = error.what_without_backtrace();
     } catch (const std::exception &error) {
-        graph.reset();
-        graph_problem = error.what();
+        capture_problem = error.what();
     }
 }
 
@@ -438,35 +460,47 @@ PetStep::Result PetStep::evaluate(const at::Tensor &positions, const at::Tensor 
     }
     auto rows = self.positions.size(0);
     auto host = at::Tensor();
-    const double *status = nullptr;
+    auto edges = int64_t(0);
     auto fetch = [&] {
         host = self.result.to(at::kCPU);
-        status = host.const_data_ptr<double>() + 4 * rows + 9;
+        edges = static_cast<int64_t>(host.const_data_ptr<double>()[4 * rows + 9]);
     };
 
-    if (self.graph_problem.empty() && self.edge_capacity >= 0 && !self.graph.has_value()) {
+    auto graphs = self.graph_problem.empty() && self.capture_problem.empty();
+    if (graphs && self.edge_capacity >= 0 && !self.graph.has_value()) {
         self.capture();
     }
-    auto replayed = self.graph.has_value();
-    if (replayed) {
+    auto done = self.graph.has_value();
+    if (done) {
         self.graph->replay();
         fetch();
-        // too many edges for the graph: it has left some out
-        replayed = status[0] <= static_cast<double>(self.edge_capacity);
+        // A graph with room for too few edges has left some out, and one for far too many wastes
+        // time.
+        done = edges <= self.edge_capacity;
+        if (!done || 2 * edges + 1024 < self.edge_capacity) {
+            release();
+        }
     }
-    if (!replayed) {
-        self.graph.reset();
-        self.step(self.spare.has_value() && !self.device.is_cuda() ? self.edge_capacity : -1);
+    if (!done) {
+        // On the CPU there is no graph that rows to spare would be for, but they can be tried
+        // there.
+        auto capacity = self.device.is_cuda() ? -1 : self.edge_capacity;
+        auto step = [&] { self.step(capacity); };
+        if (graphs) {
+            CudaGraph::prepare(self.device, step);
+        } else {
+            step();
+        }
         fetch();
-        if (self.edge_capacity >= 0 && status[0] > static_cast<double>(self.edge_capacity)) {
+        if (capacity >= 0 && edges > capacity) {
             self.step(-1);
             fetch();
         }
         if (self.spare.has_value()) {
-            auto edges = static_cast<int64_t>(status[0]);
-            self.edge_capacity = edges + std::max<int64_t>(256, edges * *self.spare);
+            self.edge_capacity = self.with_room(edges, 256);
         }
     }
+    auto status = host.const_data_ptr<double>() + 4 * rows + 9;
     TORCH_CHECK(
         status[1] == 0,
         "For ",
@@ -500,9 +534,18 @@ int64_t PetStep::graph_memory() const {
     return implementation->graph.has_value() ? implementation->graph_memory : 0;
 }
 
+const std::string &PetStep::capture_problem() const {
+    return implementation->capture_problem;
+}
+
+int64_t PetStep::peak_memory() const {
+    return implementation->peak_memory;
+}
+
 void PetStep::release() {
     implementation->graph.reset();
     implementation->edge_capacity = -1;
+    implementation->capture_problem.clear();
 }
 
 } // namespace metatomic_tc

@@ -140,14 +140,17 @@ class PetStepClass : public torch::CustomClassHolder {
         const std::string &energy,
         bool uncertainty,
         at::Device device,
-        double spare
+        double spare,
+        bool lean
     )
         : step(
               frozen(model, device),
               energy,
               uncertainty,
               spare < 0 ? std::nullopt : std::make_optional(spare)
-          ) {}
+          ) {
+        step.set_lean(lean);
+    }
 
     void set_structure(const at::Tensor &species, const at::Tensor &pairs, int64_t owned) {
         step.set_structure(species, pairs, owned);
@@ -163,10 +166,6 @@ class PetStepClass : public torch::CustomClassHolder {
         return {result.energies, result.position_gradient, result.strain_gradient, uncertainties};
     }
 
-    void set_lean(bool lean) {
-        step.set_lean(lean);
-    }
-
     int64_t graph_memory() {
         return step.graph_memory();
     }
@@ -176,7 +175,7 @@ class PetStepClass : public torch::CustomClassHolder {
     }
 
     std::string graph_problem() {
-        return step.graph_problem();
+        return step.graph_problem() + step.capture_problem();
     }
 
   private:
@@ -279,10 +278,9 @@ void define_operators(torch::Library &m) {
     );
     m.def("convert(Tensor model, str mode, str layers=\"*\") -> (Tensor, str)", &convert);
     m.class_<PetStepClass>("PetStep")
-        .def(torch::init<const at::Tensor &, const std::string &, bool, at::Device, double>())
+        .def(torch::init<const at::Tensor &, const std::string &, bool, at::Device, double, bool>())
         .def("set_structure", &PetStepClass::set_structure)
         .def("evaluate", &PetStepClass::evaluate)
-        .def("set_lean", &PetStepClass::set_lean)
         .def("graph_memory", &PetStepClass::graph_memory)
         .def("captures", &PetStepClass::captures)
         .def("graph_problem", &PetStepClass::graph_problem);

@@ -118,9 +118,9 @@ def export(
         converted, report = convert_with_report(model, mode, layers)
         if layers != "*" and report.replaced == 0:
             raise ValueError(
-                f"--layers {layers} chooses none of the linear layers that are large enough for a "
-                f"mode, such as {report.layers[0].path}; all {len(report.layers)} of them are "
-                "listed by: metatomic-tc info MODEL.pt --layers '*'"
+                f"--layers {layers} chooses none of the {len(report.layers)} linear layers, or "
+                "only such that are too small for a mode; they are listed by: "
+                "metatomic-tc info MODEL.pt --layers '*'"
             )
     with steps(f"Writing {destination}"):
         _save(converted, destination, extensions)
@@ -138,7 +138,7 @@ def export(
 
 def _with_backend(model: AtomisticModel, backend: str | None) -> tuple[AtomisticModel, str | None]:
     """An exported model with the backend that was asked for, and which it is."""
-    used = backend_of(model)
+    used, reason = backend_of(model), "it is not PET"
     if used == "tc" and backend == "stock":
         raise ValueError(
             "the model has the backend tc, and that of metatrain cannot be put in its place; "
@@ -150,11 +150,7 @@ def _with_backend(model: AtomisticModel, backend: str | None) -> tuple[Atomistic
         model, reason = replace_exported_backend(model)
         used = "tc" if reason is None else f"stock, since {reason}"
     if backend == "tc" and used != "tc":
-        raise ValueError(
-            "the model cannot have the backend tc: "
-            f"{'it is not PET' if used is None else used.removeprefix('stock, since ')}; leave out "
-            "--backend"
-        )
+        raise ValueError(f"the model cannot have the backend tc: {reason}; leave out --backend")
     return model, used
 
 

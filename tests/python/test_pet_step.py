@@ -84,6 +84,16 @@ def test_more_edges_than_there_is_room_for(device):
     assert step.captures == (2 if device.type == "cuda" else 0)
 
 
+def test_a_much_smaller_structure(device):
+    model = trained_model()
+    step = Step(model, device=device)
+    for name in ["water", "one atom", "slab", "no pairs"]:
+        (system,) = systems_of([name], model)
+        step.set_structure(system.types, pairs_of(system, 9.0 if name == "slab" else 4.0))
+        for _ in range(3):
+            assert_same(step(system.positions, system.cell), expected_of(model, system))
+
+
 def test_repeats_are_bit_identical(device):
     model = metatomic_tc.convert(trained_model(dtype=torch.float32), "tf32x3")
     (system,) = systems_of(["water"], model, torch.float32)
@@ -198,6 +208,12 @@ def test_wrong_arguments():
         step.set_structure(system.types, pairs_of(system)[:, :4])
     with pytest.raises(ValueError, match="owned"):
         step.set_structure(system.types, pairs_of(system), len(system) + 1)
+    with pytest.raises(ValueError, match="does not know the atomic type 79; take a model"):
+        step.set_structure(torch.full_like(system.types, 79), pairs_of(system))
+    with pytest.raises(ValueError, match="does not know the atomic type -1"):
+        step.set_structure(torch.full_like(system.types, -1), pairs_of(system))
+    with pytest.raises(ValueError, match="needs a structure first"):
+        step(system.positions, system.cell)
     step.set_structure(system.types, pairs_of(system))
     with pytest.raises(ValueError, match=r"positions \[24, 3\]"):
         step(system.positions[1:], system.cell)

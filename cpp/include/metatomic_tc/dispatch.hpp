@@ -18,6 +18,8 @@ struct Hardware {
     int cuda_version = 0;
     /// e.g. "NVIDIA H200", or "CPU".
     std::string name = "CPU";
+    /// 32 hexadecimal digits, the same for the same GPU in every process; "" on the CPU.
+    std::string uuid;
 
     /// "CPU", or e.g. "NVIDIA H200 (compute capability 9.0, CUDA 13.0)".
     std::string description() const;

@@ -15,6 +15,9 @@ namespace metatomic_tc {
 /// out of them, and then it is captured anew. Lengths are in Å and energies in eV.
 class PetStep {
   public:
+    /// Usual room to spare, as a part of the arrays' rows.
+    static constexpr double default_spare = 0.02;
+
     /// Why `model` cannot be used so, or "" if it can.
     ///
     /// @param model an exported metatomic model, or a module in one
@@ -70,12 +73,16 @@ class PetStep {
 
     /// How often a graph was captured.
     int64_t captures() const;
-    /// Why steps are not CUDA graphs; "" if they are.
+    /// Why steps cannot be CUDA graphs; "" if they can.
     const std::string &graph_problem() const;
+    /// What went wrong when the graph was to be captured, after which steps go on without; else "".
+    const std::string &capture_problem() const;
+    /// The most bytes that tensors had on the device when a graph was captured. That starts
+    /// PyTorch's count of it again.
+    int64_t peak_memory() const;
     /// Bytes that the graph needs while it runs; 0 without one.
     int64_t graph_memory() const;
-    /// Gives the memory of the graph back; it is captured again when the next structure is
-    /// evaluated for the second time.
+    /// Gives the memory of the graph back. Of the next two steps the second captures it again.
     void release();
 
   private:

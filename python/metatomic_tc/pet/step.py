@@ -40,11 +40,15 @@ class Step:
         torch.jit.save(scripted, buffer)
         content = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         self._step = torch.classes.metatomic_tc.PetStep(
-            content, energy, uncertainty, torch.device(device), -1.0 if spare is None else spare
+            content,
+            energy,
+            uncertainty,
+            torch.device(device),
+            -1.0 if spare is None else spare,
+            lean,
         )
         #: of the energies in the last step, in eV on the CPU; None if not asked for
         self.uncertainties: Tensor | None = None
-        self._step.set_lean(lean)
 
     def set_structure(self, species: Tensor, pairs: Tensor, owned: int | None = None) -> None:
         """

@@ -80,9 +80,10 @@ class Evaluator:
         from ..pet import Step
 
         (name,) = self._options.outputs
-        spare = 0.02 if self._device.type == "cuda" else None
+        # without a graph there is nothing that rows to spare would be for
+        exact = {} if self._device.type == "cuda" else {"spare": None}
         try:
-            step = Step(self.model, name, self._device, spare)
+            step = Step(self.model, name, self._device, **exact)
         except ValueError:  # not PET with the backend of metatomic-tc
             return lambda: self.step(system)
         step.set_system(system)
