@@ -50,7 +50,7 @@ def test_a_plain_model(tiny_pet, capsys):
 
 
 def test_an_exported_model_shows_its_mode(tiny_pet, tmp_path, capsys):
-    export(tiny_pet, tmp_path / "new.pt", mode="bf16x9")
+    export(tiny_pet, tmp_path / "new.pt", mode="bf16x9", backend="stock")
     assert main(["info", str(tmp_path / "new.pt")]) == 0
     lines = lines_of(capsys)
     assert ["linear layers", "32, exported in mode bf16x9"] in lines
