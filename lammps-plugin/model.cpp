@@ -850,7 +850,7 @@ Prediction Model::Implementation::evaluate_whole(const Structure &structure, boo
   const at::AutoGradMode grad_mode(gradient);
   const bool repeated = kept_structures[&structure].build == structure.build;
   copied = 0;
-  const auto input = input(structure, forces_key.empty(), strain);
+  const auto input = this->input(structure, forces_key.empty(), strain);
   stamp(start, times.input);
   if (repeated) {
     times.repeated++;
@@ -957,7 +957,7 @@ std::vector<double> Model::Implementation::atomic_virials(const Structure &struc
   if (!atomic_energies)
     throw std::runtime_error("the model has no energies of atoms, which a per-atom virial needs");
 
-  const auto input = input(structure, true, false);
+  const auto input = this->input(structure, true, false);
   stamp(start, times.input);
   torch::Dict<std::string, metatomic_torch::ModelOutput> wanted;
   wanted.insert(energy_key, outputs.at(energy_key));
