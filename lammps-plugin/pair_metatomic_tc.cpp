@@ -783,13 +783,14 @@ void PairMetatomicTC::evaluate() {
   }
 
   bool finite = std::isfinite(prediction.energy);
-  for (const auto *numbers : {&prediction.forces, &virials})
+  // Without positions there are no pairs, and the energy is that of single atoms.
+  for (const auto *numbers : {&structure_.positions, &prediction.forces, &virials})
     for (const double number : *numbers)
       finite = finite && std::isfinite(number);
   for (const double component : prediction.virial)
     finite = finite && std::isfinite(component);
   if (!finite)
-    stop(fmt::format("energy or forces of the model are NaN or infinite on "
+    stop(fmt::format("positions, energy or forces are NaN or infinite on "
                      "rank {} at step {}: atoms are too close, or far from what the model was "
                      "trained on",
                      comm->me, update->ntimestep));

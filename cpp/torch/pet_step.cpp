@@ -214,7 +214,24 @@ void PetStep::Implementation::set_structure(
     positions.zero_();
 
     // both directions, in rows by their centre
+    TORCH_CHECK_VALUE(
+        at::isIntegralType(all_pairs.scalar_type(), /*includeBool=*/false),
+        "A step of PET needs pairs as integers, but found ",
+        all_pairs.scalar_type(),
+        "."
+    );
     auto one = all_pairs.to(integers);
+    auto indices = one.narrow(1, 0, 2);
+    TORCH_CHECK_VALUE(
+        pairs == 0 || (indices.min().item<int>() >= 0 && indices.max().item<int>() < count),
+        "A step of PET needs pairs of its ",
+        count,
+        " atoms, numbered from 0, but found the indices ",
+        pairs == 0 ? 0 : indices.min().item<int>(),
+        " to ",
+        pairs == 0 ? 0 : indices.max().item<int>(),
+        "."
+    );
     auto first = one.select(1, 0), second = one.select(1, 1), shift = one.narrow(1, 2, 3);
     auto [centers, order] = at::sort(at::cat({first, second}), /*stable=*/true, 0, false);
     auto starts = at::arange(row_starts.numel(), integers);
@@ -281,9 +298,11 @@ void PetStep::Implementation::step(int64_t capacity) {
     auto [values, gradients] = lean ? pass_lean(edges, strained_cell, {inputs, strain})
                                     : pass_fast(edges, strained_cell, {inputs, strain});
     auto no_gradient = at::NoGradGuard();
+    // No pair of atoms is close if their distance is not a number, so the energies would be.
+    auto nothing = 0.0 * (positions.sum() + cell.sum());
     result.copy_(
         at::cat(
-            {values[0].detach(),
+            {values[0].detach() + nothing,
              gradients[0].reshape({-1}),
              gradients[1].reshape({-1}),
              status.to(at::kDouble),

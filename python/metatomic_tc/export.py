@@ -108,7 +108,8 @@ def export(
             "an exported model already. Run: metatomic-tc export MODEL.ckpt --outputs "
             f"{','.join(outputs)}"
         )
-    with steps(f"Reading {source.name}"):
+    check = file.kind is Kind.metatomic_model and backend != "stock"
+    with steps(f"Reading {source.name}{', and comparing the backends of PET' if check else ''}"):
         if file.kind is Kind.metatrain_checkpoint:
             model, used = checkpoints.read_checkpoint(source, outputs, name, backend)
         else:

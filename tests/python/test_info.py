@@ -67,6 +67,16 @@ def test_layers_of_a_model(tiny_pet, capsys):
     for path, mode in modes.items():
         assert mode == "fp32" or (mode == "tf32x3" and "heads" not in path)
     assert "tf32x3" in modes.values()
+    assert main(["info", str(tiny_pet), "--layers", "nothing"]) == 1
+    assert "--layers nothing chooses none of the" in capsys.readouterr().err
+
+
+def test_a_model_with_chosen_layers(tiny_pet, tmp_path, capsys):
+    export(tiny_pet, tmp_path / "new.pt", mode="tf32x3", layers="*heads*")
+    assert main(["info", str(tmp_path / "new.pt")]) == 0
+    out = capsys.readouterr().out
+    assert "exported in modes fp32, tf32x3" in out
+    assert "Linear layers if all were in mode tf32x3" in out
 
 
 def test_a_checkpoint_is_told_apart(tiny_pet_checkpoint, capsys):

@@ -154,6 +154,19 @@ def test_metatomic_systems(full, device):
         assert_same(step(system.positions, system.cell), expected)
 
 
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf])
+def test_positions_that_are_no_numbers_give_none(wrong, device):
+    model = trained_model()
+    (system,) = systems_of(["water"], model)
+    step = Step(model, device=device)
+    step.set_structure(system.types, pairs_of(system))
+    positions = system.positions.clone()
+    positions[3, 1] = wrong
+    for _ in range(3):
+        assert step(positions, system.cell)[0].isnan().all()
+        assert step(system.positions, system.cell)[0].isfinite().all()
+
+
 def test_owned_atoms(device):
     model = trained_model()
     (system,) = systems_of(["slab"], model)
@@ -214,6 +227,12 @@ def test_wrong_arguments():
         step.set_structure(torch.full_like(system.types, -1), pairs_of(system))
     with pytest.raises(ValueError, match="needs a structure first"):
         step(system.positions, system.cell)
+    with pytest.raises(
+        ValueError, match="24 atoms, numbered from 0, but found the indices 0 to 500"
+    ):
+        step.set_structure(system.types, torch.tensor([[0, 1, 0, 0, 0], [1, 500, 0, 0, 0]]))
+    with pytest.raises(ValueError, match="pairs as integers"):
+        step.set_structure(system.types, pairs_of(system).double())
     step.set_structure(system.types, pairs_of(system))
     with pytest.raises(ValueError, match=r"positions \[24, 3\]"):
         step(system.positions[1:], system.cell)

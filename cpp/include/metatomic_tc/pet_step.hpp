@@ -61,7 +61,7 @@ class PetStep {
         at::Tensor strain_gradient;
     };
 
-    /// @param positions [atoms, 3], floating point
+    /// @param positions [atoms, 3], floating point; energies are NaN if one of them is not finite
     /// @param cell [3, 3], rows are the cell vectors, zeros where it is not periodic
     /// @throws c10::Error if sizes are not those of the structure, or there is none
     Result evaluate(const at::Tensor &positions, const at::Tensor &cell);
