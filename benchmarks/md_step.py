@@ -109,7 +109,8 @@ def make_step(mode, size, system, seed, options):
     """A function without arguments that does one step in `mode`."""
     import metatomic_tc
     import torch
-    from metatomic_tc.pet import Step, replace_backend
+    from metatomic_tc.pet import replace_backend
+    from metatomic_tc.pet.step import Step, usual_spare
     from pet_models import build_pet
 
     device = system.device
@@ -129,8 +130,7 @@ def make_step(mode, size, system, seed, options):
     if mode not in STOCK:
         exported = metatomic_tc.convert(exported, mode=arithmetic)
     if mode not in STOCK and not way:
-        exact = {} if device.type == "cuda" else {"spare": None}
-        step = Step(exported, device=device, **exact)
+        step = Step(exported, device=device, spare=usual_spare(device))
         step.set_system(system)
         return functools.partial(step, system.positions, system.cell)
     scripted = torch.jit.script(exported).to(device)

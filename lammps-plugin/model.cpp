@@ -194,7 +194,6 @@ struct Model::Implementation {
   /// For steps of one structure, the one it was built for last; none if the model or what is asked
   /// of it needs metatomic's way.
   std::optional<PetStep> step;
-  bool lean = false;
   bool may_be_lean = false;
   const Structure *step_structure = nullptr;
   int64_t step_build = 0;
@@ -428,8 +427,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
                       self.device.is_cuda() ? std::make_optional(PetStep::default_spare)
                                             : std::nullopt);
     self.may_be_lean = options.memory != ModelOptions::MemoryUse::fast;
-    self.lean = options.memory == ModelOptions::MemoryUse::lean;
-    self.step->set_lean(self.lean);
+    self.step->set_lean(options.memory == ModelOptions::MemoryUse::lean);
     no_step = self.step->graph_problem();
   } else if (options.memory == ModelOptions::MemoryUse::lean) {
     throw std::runtime_error("memory lean is not possible with " + path + ": " + no_step);
@@ -458,7 +456,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
           << " left in FP32; metatomic-tc " METATOMIC_TC_VERSION ", torch " TORCH_VERSION;
   if (self.device.is_cuda())
     summary << (no_step.empty() ? ", steps as CUDA graphs" : ", no CUDA graphs since " + no_step);
-  if (self.lean)
+  if (self.step && self.step->lean())
     summary << ", memory lean";
   self.summary = summary.str();
 }
@@ -716,7 +714,7 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
   // A non-conservative stress needs a cell; it takes no memory.
   if (self.step) {
     PetStep probe(self.module, self.energy_key, false, std::nullopt);
-    probe.set_lean(self.lean);
+    probe.set_lean(self.step->lean());
     const auto &kept = self.kept(part);
     probe.set_structure(kept.types, kept.pairs, part.owned);
     const auto positions = self.to_device(part.positions.data(), {sample, 3}, torch::kFloat64);
@@ -739,15 +737,15 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
 
 bool Model::use_less_memory() {
   auto &self = *implementation_;
-  if (!self.step || !self.may_be_lean || self.lean)
+  if (!self.step || !self.may_be_lean || self.step->lean())
     return false;
-  self.lean = true;
   self.step->set_lean(true);
   return true;
 }
 
 bool Model::is_lean() const {
-  return implementation_->lean;
+  const auto &step = implementation_->step;
+  return step && step->lean();
 }
 
 std::string Model::memory_use() const {

@@ -81,6 +81,21 @@ Tensor sum_of_systems(const Tensor &values, const Tensor &system_indices, int64_
     return sums;
 }
 
+/// Makes the gradients of positions and cells the first two of `result`: `compute(grad_positions,
+/// grad_cells)` fills [atoms, 3] and [atoms, 9], of which the latter are summed over systems.
+template <class Compute>
+void geometry_gradients(
+    AutogradContext *context, const PairTensors &pairs, variable_list &result, Compute compute
+) {
+    auto grad_positions = at::empty_like(pairs.positions);
+    auto grad_cells = at::empty({pairs.atoms(), 9}, pairs.positions.options());
+    compute(grad_positions, grad_cells);
+    result[0] = grad_positions;
+    if (context->needs_input_grad(1)) {
+        result[1] = sum_of_systems(grad_cells, pairs.system_indices, pairs.cells.size(0));
+    }
+}
+
 struct AdaptiveCutoffs : public torch::autograd::Function<AdaptiveCutoffs> {
     static constexpr auto name = "pet_adaptive_cutoffs";
 
@@ -135,28 +150,25 @@ struct AdaptiveCutoffs : public torch::autograd::Function<AdaptiveCutoffs> {
             auto saved = context->get_saved_variables();
             auto pairs = PairTensors(saved);
             auto gradient = gradients[0];
-            auto grad_positions = at::empty_like(pairs.positions);
-            auto grad_cells = at::empty({pairs.atoms(), 9}, gradient.options());
-            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-                auto width = static_cast<scalar_t>(context->saved_data["width"].toDouble());
-                pet::run(
-                    pet::AdaptiveCutoffsBackward<scalar_t>{
-                        pairs.pairs<scalar_t>(),
-                        {width, true},
-                        pointer<scalar_t>(saved[6]),
-                        pointer<scalar_t>(saved[7]),
-                        pointer<scalar_t>(gradient),
-                        output<scalar_t>(grad_positions),
-                        output<scalar_t>(grad_cells)
-                    },
-                    pairs.atoms(),
-                    gradient
-                );
-            });
-            result[0] = grad_positions;
-            if (context->needs_input_grad(1)) {
-                result[1] = sum_of_systems(grad_cells, pairs.system_indices, pairs.cells.size(0));
-            }
+            auto compute = [&](const Tensor &grad_positions, const Tensor &grad_cells) {
+                AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                    auto width = static_cast<scalar_t>(context->saved_data["width"].toDouble());
+                    pet::run(
+                        pet::AdaptiveCutoffsBackward<scalar_t>{
+                            pairs.pairs<scalar_t>(),
+                            {width, true},
+                            pointer<scalar_t>(saved[6]),
+                            pointer<scalar_t>(saved[7]),
+                            pointer<scalar_t>(gradient),
+                            output<scalar_t>(grad_positions),
+                            output<scalar_t>(grad_cells)
+                        },
+                        pairs.atoms(),
+                        gradient
+                    );
+                });
+            };
+            geometry_gradients(context, pairs, result, compute);
         });
     }
 };
@@ -199,26 +211,23 @@ struct EdgeVectors : public torch::autograd::Function<EdgeVectors> {
             auto saved = context->get_saved_variables();
             auto edges = PairTensors(saved);
             auto gradient = gradients[0];
-            auto grad_positions = at::empty_like(edges.positions);
-            auto grad_cells = at::empty({edges.atoms(), 9}, gradient.options());
-            AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-                pet::run(
-                    pet::EdgeVectorsBackward<scalar_t>{
-                        pointer<int>(edges.cell_shifts),
-                        pointer<int>(edges.row_starts),
-                        pointer<int>(saved[6]),
-                        pointer<scalar_t>(gradient),
-                        output<scalar_t>(grad_positions),
-                        output<scalar_t>(grad_cells)
-                    },
-                    edges.atoms(),
-                    gradient
-                );
-            });
-            result[0] = grad_positions;
-            if (context->needs_input_grad(1)) {
-                result[1] = sum_of_systems(grad_cells, edges.system_indices, edges.cells.size(0));
-            }
+            auto compute = [&](const Tensor &grad_positions, const Tensor &grad_cells) {
+                AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
+                    pet::run(
+                        pet::EdgeVectorsBackward<scalar_t>{
+                            pointer<int>(edges.cell_shifts),
+                            pointer<int>(edges.row_starts),
+                            pointer<int>(saved[6]),
+                            pointer<scalar_t>(gradient),
+                            output<scalar_t>(grad_positions),
+                            output<scalar_t>(grad_cells)
+                        },
+                        edges.atoms(),
+                        gradient
+                    );
+                });
+            };
+            geometry_gradients(context, edges, result, compute);
         });
     }
 };

@@ -81,7 +81,7 @@ struct PetStep::Implementation {
     /// Room for edges; negative for as many as there are.
     int64_t edge_capacity = -1;
     /// What a step reads and writes, with room for more atoms and pairs. Species, neighbors, cell
-    /// shifts and row starts are as `FlatPETBackend.atomic_energies` takes them; weights, FP64, are
+    /// shifts and row starts are as `FlatPETBackend.edges_of_system` takes them; weights, FP64, are
     /// 1 for owned atoms and 0 for others.
     at::Tensor positions, cell, species, weights, neighbors, cell_shifts, row_starts;
     /// FP64: the energies of all atoms, the gradients with respect to positions and strain, the
@@ -131,8 +131,7 @@ PetStep::why_not(const torch::jit::Module &model, const std::string &energy, boo
     }
     return "the output " + energy +
            " of the model is no energy in eV, or has a repulsion (ZBL) added to it, or the model "
-           "is "
-           "not in angstrom";
+           "is not in angstrom";
 }
 
 PetStep::PetStep(
@@ -179,8 +178,7 @@ void PetStep::Implementation::set_structure(
         all_species.dim() == 1 && all_pairs.dim() == 2 && all_pairs.size(1) == 5 &&
             owned_atoms >= 0 && owned_atoms <= all_species.numel(),
         "A step of PET needs species [atoms], pairs [pairs, 5] and at most so many owned atoms, "
-        "but "
-        "found the sizes ",
+        "but found the sizes ",
         all_species.sizes(),
         " and ",
         all_pairs.sizes(),
@@ -221,17 +219,21 @@ void PetStep::Implementation::set_structure(
         "."
     );
     auto one = all_pairs.to(integers);
-    auto indices = one.narrow(1, 0, 2);
-    TORCH_CHECK_VALUE(
-        pairs == 0 || (indices.min().item<int>() >= 0 && indices.max().item<int>() < count),
-        "A step of PET needs pairs of its ",
-        count,
-        " atoms, numbered from 0, but found the indices ",
-        pairs == 0 ? 0 : indices.min().item<int>(),
-        " to ",
-        pairs == 0 ? 0 : indices.max().item<int>(),
-        "."
-    );
+    if (pairs > 0) {
+        auto [lowest, highest] = at::aminmax(one.narrow(1, 0, 2));
+        auto range = at::stack({lowest, highest}).to(at::kCPU);
+        auto low = range[0].item<int>(), high = range[1].item<int>();
+        TORCH_CHECK_VALUE(
+            low >= 0 && high < count,
+            "A step of PET needs pairs of its ",
+            count,
+            " atoms, numbered from 0, but found the indices ",
+            low,
+            " to ",
+            high,
+            "."
+        );
+    }
     auto first = one.select(1, 0), second = one.select(1, 1), shift = one.narrow(1, 2, 3);
     auto [centers, order] = at::sort(at::cat({first, second}), /*stable=*/true, 0, false);
     auto starts = at::arange(row_starts.numel(), integers);
@@ -539,6 +541,10 @@ void PetStep::set_lean(bool lean) {
         release();
     }
     implementation->lean = lean;
+}
+
+bool PetStep::lean() const {
+    return implementation->lean;
 }
 
 int64_t PetStep::captures() const {

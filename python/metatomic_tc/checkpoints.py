@@ -11,6 +11,7 @@ from metatomic.torch import AtomisticModel, ModelMetadata
 
 from .model_files import first_line
 from .pet import replace_backend
+from .pet.replace import used_backend
 
 #: e.g. "pet-mad-s", "pet-mad-s@1.6.0" or "pet-mad-s-v1.6.0"
 UPET_NAME = re.compile(
@@ -126,12 +127,7 @@ def download_upet(model: str, size: str, version: str | None) -> tuple[Path, str
 def _choose_backend(model: torch.nn.Module, backend: str | None) -> str:
     if backend == "stock":
         return "stock, as asked for"
-    reason = replace_backend(model)
-    if reason is None:
-        return "tc"
-    if backend == "tc":
-        raise ValueError(f"the model cannot have the backend tc: {reason}; leave out --backend")
-    return f"stock, since {reason}"
+    return used_backend(backend, replace_backend(model))
 
 
 def _keep_outputs(model: torch.nn.Module, outputs: list[str]) -> torch.nn.Module:

@@ -21,6 +21,7 @@ from .models import ConversionReport, convert_with_report
 from .modes import DEFAULT_MODE, check_mode
 from .pet import backend_of
 from .pet.recover import replace_exported_backend
+from .pet.replace import used_backend
 from .progress import Steps
 
 
@@ -117,12 +118,7 @@ def export(
             model, used = _with_backend(model, backend)
     with steps(f"Converting its linear layers to {mode}"):
         converted, report = convert_with_report(model, mode, layers)
-        if layers != "*" and report.replaced == 0:
-            raise ValueError(
-                f"--layers {layers} chooses none of the {len(report.layers)} linear layers, or "
-                "only such that are too small for a mode; they are listed by: "
-                "metatomic-tc info MODEL.pt --layers '*'"
-            )
+        report.expect_any(layers)
     with steps(f"Writing {destination}"):
         _save(converted, destination, extensions)
 
@@ -139,7 +135,7 @@ def export(
 
 def _with_backend(model: AtomisticModel, backend: str | None) -> tuple[AtomisticModel, str | None]:
     """An exported model with the backend that was asked for, and which it is."""
-    used, reason = backend_of(model), "it is not PET"
+    used = backend_of(model)
     if used == "tc" and backend == "stock":
         raise ValueError(
             "the model has the backend tc, and that of metatrain cannot be put in its place; "
@@ -149,9 +145,9 @@ def _with_backend(model: AtomisticModel, backend: str | None) -> tuple[Atomistic
         return model, "stock, as asked for"
     if used == "stock":
         model, reason = replace_exported_backend(model)
-        used = "tc" if reason is None else f"stock, since {reason}"
-    if backend == "tc" and used != "tc":
-        raise ValueError(f"the model cannot have the backend tc: {reason}; leave out --backend")
+        used = used_backend(backend, reason)
+    elif used is None and backend == "tc":
+        used_backend(backend, "it is not PET")
     return model, used
 
 

@@ -122,12 +122,9 @@ def model_text(
     """
     used = _used_modes(path, model)
     shown = mode or (used[0] if len(used) == 1 else modes.DEFAULT_MODE)
-    report = conversion_report(model, shown, "*" if pattern is None else pattern)
-    if pattern not in (None, "*") and report.replaced == 0:
-        raise ValueError(
-            f"--layers {pattern} chooses none of the {len(report.layers)} linear layers, or only "
-            "such that are too small for a mode; --layers '*' lists them"
-        )
+    chosen = "*" if pattern is None else pattern
+    report = conversion_report(model, shown, chosen)
+    report.expect_any(chosen)
     capabilities = model.capabilities()
     unit = capabilities.length_unit or "(no length unit)"
     types = list(capabilities.atomic_types)

@@ -50,6 +50,18 @@ class ConversionReport:
         """Number of layers that stay in FP32: too small to gain, or not asked for."""
         return len(self.layers) - self.replaced
 
+    def expect_any(self, pattern: str) -> None:
+        """
+        :param pattern: what chose the layers; all may be too small for a mode
+        :raises ValueError: if it left none that compute in ``mode``
+        """
+        if pattern != "*" and self.replaced == 0:
+            raise ValueError(
+                f"--layers {pattern} chooses none of the {len(self.layers)} linear layers, or only "
+                "such that are too small for a mode; they are listed by: "
+                "metatomic-tc info MODEL.pt --layers '*'"
+            )
+
 
 def load(
     path: str | Path,

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 from metatomic.torch import AtomisticModel
-from metatomic_tc.pet import backend_of, recover
+from metatomic_tc.pet import backend_of, recover, replace
 from metatomic_tc.pet.recover import replace_exported_backend
 from test_pet_backend import ALL, CASES, SETTINGS, assert_same, evaluate, pet_model, systems_of
 
@@ -82,7 +82,7 @@ def test_reasons(monkeypatch):
     assert "only PET alone can be read back" in reason
 
     stock = reloaded(pet_model().export())
-    monkeypatch.setattr(recover, "METATRAIN_VERSIONS", ["2031.1"])
+    monkeypatch.setattr(replace, "METATRAIN_VERSIONS", ["2031.1"])
     assert "2031.1" in replace_exported_backend(stock)[1]
     monkeypatch.setitem(sys.modules, "metatrain", None)
     assert "pip install metatrain==2031.1" in replace_exported_backend(stock)[1]

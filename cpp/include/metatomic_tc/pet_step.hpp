@@ -70,6 +70,7 @@ class PetStep {
     /// one layer of the graph neural network to the next, from where the backward pass computes the
     /// rest once more. Fast at first.
     void set_lean(bool lean);
+    bool lean() const;
 
     /// How often a graph was captured.
     int64_t captures() const;

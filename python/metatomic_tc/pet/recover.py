@@ -8,7 +8,7 @@ from metatomic.torch import AtomisticModel
 
 from ..model_files import first_line
 from ..models import convert
-from .replace import METATRAIN_VERSIONS, replace_backend
+from .replace import replace_backend, unknown_metatrain
 
 #: hyperparameters that the exported model and its backend have as attributes
 OF_MODEL = (
@@ -57,18 +57,8 @@ def recover_pet(model: AtomisticModel) -> tuple[torch.nn.Module | None, str | No
     scripted = model.module
     if getattr(scripted, "original_name", None) != "PET":
         return None, "only PET alone can be read back from an exported file; use the checkpoint"
-    try:
-        from metatrain import __version__ as version
-    except ImportError:
-        return None, (
-            "metatrain is not installed, which reading PET back from an exported file needs; run: "
-            f"pip install metatrain=={METATRAIN_VERSIONS[-1]}"
-        )
-    if version not in METATRAIN_VERSIONS:
-        return None, (
-            f"metatrain {version} is installed, and reading PET back from an exported file needs "
-            f"{', '.join(METATRAIN_VERSIONS)}"
-        )
+    if (reason := unknown_metatrain()) is not None:
+        return None, reason
     try:
         return _rebuild(scripted, model.capabilities().length_unit), None
     except (AttributeError, KeyError, RuntimeError, ValueError) as error:

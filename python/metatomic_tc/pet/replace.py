@@ -42,13 +42,8 @@ def replace_backend(model: torch.nn.Module) -> str | None:
 
 def reason_for_stock(pet: torch.nn.Module) -> str | None:
     """Why a metatrain PET needs metatrain's backend, or None if it does not."""
-    from metatrain import __version__ as version
-
-    if version not in METATRAIN_VERSIONS:
-        return (
-            f"metatrain {version} is installed, and the backend is made for "
-            f"{', '.join(METATRAIN_VERSIONS)}"
-        )
+    if (reason := unknown_metatrain()) is not None:
+        return reason
     if pet.long_range:
         return "the model has long-range features"
     backend = pet.backend
@@ -75,6 +70,39 @@ def reason_for_stock(pet: torch.nn.Module) -> str | None:
         if value not in known:
             return f"the model has the {name} '{value}', which the backend does not know"
     return None
+
+
+def unknown_metatrain() -> str | None:
+    """Why the installed metatrain is not one that the backend is made for, or None if it is."""
+    try:
+        from metatrain import __version__ as version
+    except ImportError:
+        return (
+            "metatrain is not installed, which the backend is made with; run: "
+            f"pip install metatrain=={METATRAIN_VERSIONS[-1]}"
+        )
+    if version in METATRAIN_VERSIONS:
+        return None
+    return (
+        f"metatrain {version} is installed, and the backend is made for "
+        f"{', '.join(METATRAIN_VERSIONS)}"
+    )
+
+
+def used_backend(asked: str | None, reason: str | None) -> str:
+    """
+    What a PET is said to be evaluated by.
+
+    :param asked: the backend that was asked for, if one was
+    :param reason: why the model keeps that of metatrain, if it does
+    :return: ``tc``, or ``stock`` with the reason
+    :raises ValueError: if ``tc`` was asked for, and cannot be had
+    """
+    if reason is None:
+        return "tc"
+    if asked == "tc":
+        raise ValueError(f"the model cannot have the backend tc: {reason}; leave out --backend")
+    return f"stock, since {reason}"
 
 
 def scales_and_shifts(pet: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -7,6 +7,11 @@ from metatomic.torch import AtomisticModel, System
 from torch import Tensor
 
 
+def usual_spare(device: torch.device | str) -> float | None:
+    """``spare`` of the steps of the pair style: none where there is no graph that it is for."""
+    return 0.02 if torch.device(device).type == "cuda" else None
+
+
 class Step:
     """
     Energies, forces and virial of one structure after the other, without metatomic's and

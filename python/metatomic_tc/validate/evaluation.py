@@ -77,13 +77,11 @@ class Evaluator:
 
     def timed_step(self, system):
         """A function without arguments that does a step as the pair style does it."""
-        from ..pet import Step
+        from ..pet.step import Step, usual_spare
 
         (name,) = self._options.outputs
-        # without a graph there is nothing that rows to spare would be for
-        exact = {} if self._device.type == "cuda" else {"spare": None}
         try:
-            step = Step(self.model, name, self._device, **exact)
+            step = Step(self.model, name, self._device, usual_spare(self._device))
         except ValueError:  # not PET with the backend of metatomic-tc
             return lambda: self.step(system)
         step.set_system(system)
