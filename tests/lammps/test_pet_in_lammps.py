@@ -162,4 +162,5 @@ fix sum all ave/time 5 1 5 c_sum[*] file sum.txt
         for commands in (dynamics, stress + dynamics)
     ]
     assert runs[0].code == runs[1].code == 0, runs[1].log
-    assert np.array_equal(runs[0].forces, runs[1].forces)
+    # not the same bits: products of other numbers of rows (no spare ones) have other sums
+    np.testing.assert_allclose(runs[0].forces, runs[1].forces, atol=1e-5)
