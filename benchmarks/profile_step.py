@@ -16,7 +16,7 @@ import warnings
 #: the rows of the picture: what a kernel belongs to by a part of its name, the first that fits
 GROUPS = {
     "matrix products": ("wgmma", "gemm", "cutlass", "cublas", "mma_bf16", "splitK"),
-    "attention": ("::Head<",),
+    "attention": ("::Attention",),
     "other operators of the backend": ("metatomic_tc::pet",),
     "PyTorch": ("at::native", "at_cuda_detail", "elementwise"),
     "the rest": ("",),

@@ -50,6 +50,7 @@ target_sources(metatomic_tc PRIVATE
     kernels/pet/attention_backward_float.cu
     kernels/pet/attention_forward_double.cu
     kernels/pet/attention_forward_float.cu
+    kernels/pet/attention_tf32x3.cu
     kernels/pet/rows.cu
     kernels/wgmma.cpp
     kernels/wgmma_bf16x6.cu

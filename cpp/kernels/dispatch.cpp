@@ -140,6 +140,12 @@ bool stays_fp32(int64_t in_features, int64_t out_features) {
     return std::min(in_features, out_features) < minimum_features;
 }
 
+bool attention_on_tensor_cores(Mode mode, const Hardware &hardware, int64_t head_size) {
+    auto fits = mode == Mode::tf32x3 || mode == Mode::fp16x3 || mode == Mode::bf16x6;
+    return fits && hardware.cuda && hardware.compute_capability >= 80 &&
+           (head_size == 16 || head_size == 32);
+}
+
 Implementation
 select_implementation(Mode mode, const Hardware &hardware, int64_t M, int64_t N, int64_t K) {
     auto tiles = ((M + 127) / 128) * ((N + 63) / 64);

@@ -29,6 +29,9 @@ const auto stock_linear = c10::Symbol::fromQualString("aten::linear");
 const auto our_linear = c10::Symbol::fromQualString("metatomic_tc::linear");
 const auto our_linear_activation = c10::Symbol::fromQualString("metatomic_tc::linear_activation");
 
+/// Its last input is the mode.
+const auto our_attention = c10::Symbol::fromQualString("metatomic_tc::pet_attention");
+
 bool is_linear(const Node *node) {
     return node->kind() == stock_linear || node->kind() == our_linear;
 }
@@ -39,6 +42,8 @@ struct GraphContent {
     std::vector<Node *> linears;
     /// `metatomic_tc::linear_activation`.
     std::vector<Node *> fused;
+    /// `metatomic_tc::pet_attention`.
+    std::vector<Node *> attentions;
     /// Calls of methods of other modules.
     std::vector<Node *> method_calls;
     std::vector<torch::jit::Function *> functions;
@@ -70,6 +75,8 @@ void collect(Block *block, GraphContent &content) {
             content.linears.push_back(node);
         } else if (node->kind() == our_linear_activation) {
             content.fused.push_back(node);
+        } else if (node->kind() == our_attention) {
+            content.attentions.push_back(node);
         } else if (node->kind() == c10::prim::CallMethod) {
             content.method_calls.push_back(node);
         } else if (node->kind() == c10::prim::CallFunction && called_function(node) != nullptr) {
@@ -625,6 +632,12 @@ convert_linear_layers(torch::jit::Module &module, Mode mode, const std::string &
                 auto guard = torch::jit::WithInsertPoint(node);
                 set_mode(node, mode_value(node, *part, mode, pattern));
             }
+        }
+        for (auto *node : content.attentions) {
+            auto guard = torch::jit::WithInsertPoint(node);
+            auto attention_mode = pattern.matches_all() ? mode : Mode::fp32;
+            auto *value = part->graph->insertConstant(to_string(attention_mode));
+            node->replaceInput(node->inputs().size() - 1, value);
         }
     }
     return report_on(code, mode, pattern);

@@ -1,6 +1,10 @@
 #include "linear_kernels.hpp"
 
+#include <ATen/Dispatch.h>
+
+#include "../kernels/pet/tokens.hpp"
 #include "metatomic_tc/linear.hpp"
+#include "pet_run.hpp"
 
 namespace metatomic_tc {
 
@@ -143,6 +147,34 @@ std::tuple<Tensor, Tensor> linear_activation_forward_meta(
 ) {
     auto result = forward_meta(input, weight, bias, activation, mode);
     return {result.output, result.pre_activation};
+}
+
+Tensor glu_backward_cpu(const Tensor &gradient, const Tensor &product) {
+    return at::glu_backward(gradient, product, -1);
+}
+
+Tensor glu_backward_cuda(const Tensor &gradient, const Tensor &product) {
+    auto guard = c10::DeviceGuard(product.device());
+    auto upper = gradient.contiguous(), values = product.contiguous();
+    auto result = at::empty_like(values);
+    auto width = upper.size(-1);
+    AT_DISPATCH_FLOATING_TYPES(values.scalar_type(), "metatomic_tc::glu_backward", [&] {
+        pet::run(
+            pet::GluBackward<scalar_t>{
+                pet::pointer<scalar_t>(upper),
+                pet::pointer<scalar_t>(values),
+                static_cast<int>(width),
+                pet::output<scalar_t>(result)
+            },
+            width == 0 ? 0 : upper.numel() / width,
+            values
+        );
+    });
+    return result;
+}
+
+Tensor glu_backward_meta(const Tensor &, const Tensor &product) {
+    return at::empty_like(product, at::MemoryFormat::Contiguous);
 }
 
 } // namespace metatomic_tc

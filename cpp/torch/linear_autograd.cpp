@@ -89,6 +89,17 @@ Tensor silu_gradient(const Tensor &gradient, const Tensor &product) {
     return gradient * sigmoid * (1 + product * (1 - sigmoid));
 }
 
+/// The gradient of Z = [values, gates] from that of values · sigmoid(gates).
+Tensor glu_gradient(const Tensor &gradient, const Tensor &product) {
+    if (at::GradMode::is_enabled()) {
+        return at::glu_backward(gradient, product, -1);
+    }
+    static auto operation = c10::Dispatcher::singleton()
+                                .findSchemaOrThrow("metatomic_tc::glu_backward", "")
+                                .typed<Tensor(const Tensor &, const Tensor &)>();
+    return operation.call(gradient, product);
+}
+
 /// Y = activation(Z) and Z = X·Wᵀ + b. Z is an output, since the second derivatives reach X, W and
 /// b through it too.
 struct LinearActivation : public torch::autograd::Function<LinearActivation> {
@@ -118,7 +129,7 @@ struct LinearActivation : public torch::autograd::Function<LinearActivation> {
         if (gradients[0].defined()) {
             auto through_output = context->saved_data["activation"].toStringRef() == "silu"
                                       ? silu_gradient(gradients[0], saved[2])
-                                      : at::glu_backward(gradients[0], saved[2], -1);
+                                      : glu_gradient(gradients[0], saved[2]);
             gradient = gradient.defined() ? gradient + through_output : through_output;
         }
         auto result = variable_list(5);

@@ -107,6 +107,12 @@ std::tuple<at::Tensor, at::Tensor> linear_activation_forward_autograd(
     std::string mode
 );
 
+/// The operator `metatomic_tc::glu_backward`: what `aten::glu_backward` does with the last
+/// dimension, faster on a GPU, and without a derivative of its own.
+at::Tensor glu_backward_cpu(const at::Tensor &gradient, const at::Tensor &product);
+at::Tensor glu_backward_cuda(const at::Tensor &gradient, const at::Tensor &product);
+at::Tensor glu_backward_meta(const at::Tensor &gradient, const at::Tensor &product);
+
 /// The operator `metatomic_tc::gemm`, for benchmarks: `a · bᵀ + bias` with `transpose_b`, else
 /// `a · b + bias`, by the implementation of this name, whatever the dispatch table says.
 ///

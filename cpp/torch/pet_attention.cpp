@@ -3,6 +3,8 @@
 #include <ATen/Dispatch.h>
 
 #include "../kernels/pet/attention_cpu.hpp"
+#include "../kernels/pet/attention_tf32x3.hpp"
+#include "metatomic_tc/linear.hpp"
 #include "pet_run.hpp"
 
 namespace metatomic_tc {
@@ -34,13 +36,25 @@ struct Attention : public torch::autograd::Function<Attention> {
         };
     }
 
+    template <template <class> class Problem, class T>
+    static void launch(const Problem<T> &problem, bool tensor_cores, void *stream) {
+        if constexpr (std::is_same_v<T, float>) {
+            if (tensor_cores) {
+                pet::launch_attention_tf32x3(problem, stream);
+                return;
+            }
+        }
+        pet::launch_attention(problem, stream);
+    }
+
     static Tensor forward(
         AutogradContext *context,
         const Tensor &qkv,
         const Tensor &cutoff_factors,
         const Tensor &row_starts,
         int64_t num_heads,
-        double scale
+        double scale,
+        const std::string &mode
     ) {
         auto below_autograd = at::AutoDispatchBelowADInplaceOrView();
         auto arguments = pet::Arguments(name, qkv);
@@ -67,6 +81,10 @@ struct Attention : public torch::autograd::Function<Attention> {
             width / num_heads,
             "; use the stock backend for this model."
         );
+        auto tensor_cores = attention_on_tensor_cores(
+            parse_mode(mode), hardware(tokens.device()), width / num_heads
+        );
+        tokens = pet::aligned(tokens);
         auto result = at::empty({rows, width}, tokens.options());
         auto log_sums = at::empty({rows, num_heads}, tokens.options());
         auto saved = variable_list{tokens, factors, starts, result, log_sums};
@@ -74,7 +92,7 @@ struct Attention : public torch::autograd::Function<Attention> {
             auto problem = attention<scalar_t>(saved, num_heads, scale);
             pet::clear_spare_rows<scalar_t>(result, starts, problem.atoms);
             if (tokens.is_cuda()) {
-                pet::launch_attention(problem, stream_of(tokens));
+                launch(problem, tensor_cores, stream_of(tokens));
             } else {
                 at::parallel_for(0, problem.atoms, 1, [&](int64_t begin, int64_t end) {
                     for (auto atom = begin; atom < end; atom++) {
@@ -86,15 +104,17 @@ struct Attention : public torch::autograd::Function<Attention> {
         context->save_for_backward(saved);
         context->saved_data["heads"] = num_heads;
         context->saved_data["scale"] = scale;
+        context->saved_data["tensor_cores"] = tensor_cores;
         return result;
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
-        return pet::gradients_of(name, 5, upper, [&](const auto &gradients, auto &result) {
+        return pet::gradients_of(name, 6, upper, [&](const auto &gradients, auto &result) {
             auto saved = context->get_saved_variables();
             auto heads = context->saved_data["heads"].toInt();
             auto scale = context->saved_data["scale"].toDouble();
-            auto gradient = gradients[0];
+            auto tensor_cores = context->saved_data["tensor_cores"].toBool();
+            auto gradient = pet::aligned(gradients[0]);
             auto grad_qkv = at::empty_like(saved[0]);
             auto products = at::empty_like(saved[4]), grad_log_factors = at::zeros_like(saved[4]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
@@ -107,7 +127,7 @@ struct Attention : public torch::autograd::Function<Attention> {
                     output<scalar_t>(grad_log_factors)
                 };
                 if (gradient.is_cuda()) {
-                    pet::launch_attention(problem, stream_of(gradient));
+                    launch(problem, tensor_cores, stream_of(gradient));
                 } else {
                     at::parallel_for(0, problem.forward.atoms, 1, [&](int64_t begin, int64_t end) {
                         for (auto atom = begin; atom < end; atom++) {
@@ -136,9 +156,10 @@ Tensor pet_attention(
     const Tensor &cutoff_factors,
     const Tensor &row_starts,
     int64_t num_heads,
-    double scale
+    double scale,
+    const std::string &mode
 ) {
-    return Attention::apply(qkv, cutoff_factors, row_starts, num_heads, scale);
+    return Attention::apply(qkv, cutoff_factors, row_starts, num_heads, scale, mode);
 }
 
 } // namespace metatomic_tc

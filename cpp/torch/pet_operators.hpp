@@ -1,6 +1,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <tuple>
 
 #include <ATen/ATen.h>
@@ -123,8 +124,9 @@ at::Tensor pet_norm(
 
 /// The norms of the rows of `nodes` and then of `edges`. Gradients: nodes, edges.
 ///
-/// @return [nodes + edges, width]
-at::Tensor pet_concatenated_norm(
+/// @return [nodes + edges, width], and `edges`: what uses them besides should take these, so that
+///     both gradients are added in one pass
+std::tuple<at::Tensor, at::Tensor> pet_concatenated_norm(
     const at::Tensor &nodes,
     const at::Tensor &edges,
     const at::Tensor &weight,
@@ -149,8 +151,8 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> pet_residual_norm(
 /// The LayerNorm of each row of `x` [edges, width] next to that of its reverse edge. Gradient: x.
 ///
 /// @param weight, bias [2 width]
-/// @return [edges, 2 width]
-at::Tensor pet_reversed_pair_norm(
+/// @return [edges, 2 width], and `x`, as in `pet_concatenated_norm`
+std::tuple<at::Tensor, at::Tensor> pet_reversed_pair_norm(
     const at::Tensor &x,
     const at::Tensor &reverse,
     const at::Tensor &weight,
@@ -165,13 +167,15 @@ at::Tensor pet_reversed_pair_norm(
 /// @param qkv [atoms + edges, 3 width], the columns as [3, heads, head size]; centres come first
 /// @param cutoff_factors [edges]
 /// @param num_heads divides the width; heads have at most 128 columns on a GPU
+/// @param mode see `parse_mode` and `attention_on_tensor_cores`; FP64 data stay FP64
 /// @return [atoms + edges, width]
 at::Tensor pet_attention(
     const at::Tensor &qkv,
     const at::Tensor &cutoff_factors,
     const at::Tensor &row_starts,
     int64_t num_heads,
-    double scale
+    double scale,
+    const std::string &mode
 );
 
 /// Sums of `factors[e] * values[e]` over the edges of each atom. Gradients: values, factors.

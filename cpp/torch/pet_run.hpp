@@ -176,6 +176,12 @@ template <class T> T *output(const at::Tensor &tensor) {
     return tensor.defined() ? tensor.mutable_data_ptr<T>() : nullptr;
 }
 
+/// With data of which 16 bytes can be read at once.
+inline at::Tensor aligned(const at::Tensor &tensor) {
+    auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+    return address % 16 == 0 ? tensor : tensor.clone();
+}
+
 /// Sets the rows of `data` [offset + edges, ...] for which there are no edges to 0.
 template <class T>
 void clear_spare_rows(const at::Tensor &data, const at::Tensor &row_starts, int64_t offset) {

@@ -61,10 +61,12 @@ void expect_frozen_norm(const char *name, const Tensor &weight, const std::optio
     pet::expect_frozen(name, "bias", bias);
 }
 
+/// What uses `edges` besides takes the second output, so that its gradient is added in the backward
+/// instead of a pass over both.
 struct ConcatenatedNorm : public torch::autograd::Function<ConcatenatedNorm> {
     static constexpr auto name = "pet_concatenated_norm";
 
-    static Tensor forward(
+    static variable_list forward(
         AutogradContext *context,
         const Tensor &nodes,
         const Tensor &edges,
@@ -96,14 +98,19 @@ struct ConcatenatedNorm : public torch::autograd::Function<ConcatenatedNorm> {
         });
         context->save_for_backward({first, second, norm.weight});
         norm.save(context);
-        return result;
+        context->set_materialize_grads(false);
+        return {result, edges};
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
         return pet::gradients_of(name, 6, upper, [&](const auto &gradients, auto &result) {
             auto saved = context->get_saved_variables();
             auto norm = NormTensors(saved[2], context);
-            auto gradient = gradients[0];
+            auto rows = saved[0].size(0) + saved[1].size(0);
+            auto gradient = gradients[0].defined()
+                                ? gradients[0]
+                                : at::zeros({rows, saved[0].size(1)}, saved[0].options());
+            auto direct = gradients[1];
             result[0] = at::empty_like(saved[0]);
             result[1] = at::empty_like(saved[1]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
@@ -114,10 +121,11 @@ struct ConcatenatedNorm : public torch::autograd::Function<ConcatenatedNorm> {
                         pointer<scalar_t>(saved[1]),
                         saved[0].size(0),
                         pointer<scalar_t>(gradient),
+                        pointer<scalar_t>(direct),
                         output<scalar_t>(result[0]),
                         output<scalar_t>(result[1])
                     },
-                    gradient.size(0),
+                    rows,
                     gradient
                 );
             });
@@ -208,10 +216,11 @@ struct ResidualNorm : public torch::autograd::Function<ResidualNorm> {
     }
 };
 
+/// The second output is as that of `ConcatenatedNorm`.
 struct ReversedPairNorm : public torch::autograd::Function<ReversedPairNorm> {
     static constexpr auto name = "pet_reversed_pair_norm";
 
-    static Tensor forward(
+    static variable_list forward(
         AutogradContext *context,
         const Tensor &x,
         const Tensor &reverse,
@@ -240,14 +249,19 @@ struct ReversedPairNorm : public torch::autograd::Function<ReversedPairNorm> {
         });
         context->save_for_backward({values, indices, norm.weight});
         norm.save(context);
-        return result;
+        context->set_materialize_grads(false);
+        return {result, x};
     }
 
     static variable_list backward(AutogradContext *context, variable_list upper) {
         return pet::gradients_of(name, 5, upper, [&](const auto &gradients, auto &result) {
             auto saved = context->get_saved_variables();
             auto norm = NormTensors(saved[2], context);
-            auto gradient = gradients[0];
+            auto rows = saved[0].size(0);
+            auto gradient = gradients[0].defined()
+                                ? gradients[0]
+                                : at::zeros({rows, 2 * saved[0].size(1)}, saved[0].options());
+            auto direct = gradients[1];
             result[0] = at::empty_like(saved[0]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
                 pet::run(
@@ -256,9 +270,10 @@ struct ReversedPairNorm : public torch::autograd::Function<ReversedPairNorm> {
                         pointer<scalar_t>(saved[0]),
                         pointer<int>(saved[1]),
                         pointer<scalar_t>(gradient),
+                        pointer<scalar_t>(direct),
                         output<scalar_t>(result[0])
                     },
-                    gradient.size(0),
+                    rows,
                     gradient
                 );
             });
@@ -507,10 +522,10 @@ Tensor pet_norm(
         "."
     );
     auto none = at::empty({0, x.size(1)}, x.options());
-    return ConcatenatedNorm::apply(x, none, weight, bias, epsilon, layer_norm);
+    return ConcatenatedNorm::apply(x, none, weight, bias, epsilon, layer_norm)[0];
 }
 
-Tensor pet_concatenated_norm(
+std::tuple<Tensor, Tensor> pet_concatenated_norm(
     const Tensor &nodes,
     const Tensor &edges,
     const Tensor &weight,
@@ -519,7 +534,8 @@ Tensor pet_concatenated_norm(
     bool layer_norm
 ) {
     expect_frozen_norm(ConcatenatedNorm::name, weight, bias);
-    return ConcatenatedNorm::apply(nodes, edges, weight, bias, epsilon, layer_norm);
+    auto result = ConcatenatedNorm::apply(nodes, edges, weight, bias, epsilon, layer_norm);
+    return {result[0], result[1]};
 }
 
 std::tuple<Tensor, Tensor, Tensor> pet_residual_norm(
@@ -535,11 +551,12 @@ std::tuple<Tensor, Tensor, Tensor> pet_residual_norm(
     return {result[0], result[1], result[2]};
 }
 
-Tensor pet_reversed_pair_norm(
+std::tuple<Tensor, Tensor> pet_reversed_pair_norm(
     const Tensor &x, const Tensor &reverse, const Tensor &weight, const Tensor &bias, double epsilon
 ) {
     expect_frozen_norm(ReversedPairNorm::name, weight, bias);
-    return ReversedPairNorm::apply(x, reverse, weight, bias, epsilon);
+    auto result = ReversedPairNorm::apply(x, reverse, weight, bias, epsilon);
+    return {result[0], result[1]};
 }
 
 Tensor pet_segment_sum(const Tensor &values, const Tensor &factors, const Tensor &row_starts) {

@@ -231,8 +231,8 @@ void define_pet_operators(torch::Library &m) {
         &pet_norm
     );
     m.def(
-        "pet_concatenated_norm(Tensor nodes, Tensor edges, Tensor weight, Tensor? bias, "
-        "float epsilon, bool layer_norm) -> Tensor",
+        "pet_concatenated_norm(Tensor nodes, Tensor(a) edges, Tensor weight, Tensor? bias, "
+        "float epsilon, bool layer_norm) -> (Tensor, Tensor(a))",
         &pet_concatenated_norm
     );
     m.def(
@@ -242,13 +242,13 @@ void define_pet_operators(torch::Library &m) {
         &pet_residual_norm
     );
     m.def(
-        "pet_reversed_pair_norm(Tensor x, Tensor reverse, Tensor weight, Tensor bias, "
-        "float epsilon) -> Tensor",
+        "pet_reversed_pair_norm(Tensor(a) x, Tensor reverse, Tensor weight, Tensor bias, "
+        "float epsilon) -> (Tensor, Tensor(a))",
         &pet_reversed_pair_norm
     );
     m.def(
         "pet_attention(Tensor qkv, Tensor cutoff_factors, Tensor row_starts, int num_heads, "
-        "float scale) -> Tensor",
+        "float scale, str mode=\"fp32\") -> Tensor",
         &pet_attention
     );
     m.def(
@@ -271,6 +271,7 @@ void define_operators(torch::Library &m) {
         "linear_activation_forward(Tensor input, Tensor weight, Tensor? bias, str activation, "
         "str mode) -> (Tensor output, Tensor pre_activation)"
     );
+    m.def("glu_backward(Tensor gradient, Tensor product) -> Tensor");
     m.def("linear_input_gradient(Tensor grad_output, Tensor weight, str mode) -> Tensor");
     m.def(
         "gemm(Tensor a, Tensor b, Tensor? bias, bool transpose_b, str implementation, "
@@ -320,17 +321,20 @@ struct Registration {
         cpu->impl("linear_input_gradient", &linear_input_gradient_cpu);
         cpu->impl("linear_activation", &linear_activation_cpu);
         cpu->impl("linear_activation_forward", &linear_activation_forward_cpu);
+        cpu->impl("glu_backward", &glu_backward_cpu);
         cuda = implement(c10::DispatchKey::CUDA);
         cuda->impl("linear", &linear_cuda);
         cuda->impl("linear_input_gradient", &linear_input_gradient_cuda);
         cuda->impl("linear_activation", &linear_activation_cuda);
         cuda->impl("linear_activation_forward", &linear_activation_forward_cuda);
+        cuda->impl("glu_backward", &glu_backward_cuda);
         cuda->impl("gemm", &gemm_cuda);
         meta = implement(c10::DispatchKey::Meta);
         meta->impl("linear", &linear_meta);
         meta->impl("linear_input_gradient", &linear_input_gradient_meta);
         meta->impl("linear_activation", &linear_activation_meta);
         meta->impl("linear_activation_forward", &linear_activation_forward_meta);
+        meta->impl("glu_backward", &glu_backward_meta);
         autograd = implement(c10::DispatchKey::Autograd);
         autograd->impl("linear", &linear_autograd);
         autograd->impl("linear_input_gradient", &linear_input_gradient_autograd);

@@ -172,8 +172,8 @@ def pet_concatenated_norm(
     bias: Tensor | None,
     epsilon: float,
     layer_norm: bool,
-) -> Tensor:
-    return pet_norm(torch.cat([nodes, edges]), weight, bias, epsilon, layer_norm)
+) -> tuple[Tensor, Tensor]:
+    return pet_norm(torch.cat([nodes, edges]), weight, bias, epsilon, layer_norm), edges
 
 
 def pet_residual_norm(
@@ -191,8 +191,8 @@ def pet_residual_norm(
 
 def pet_reversed_pair_norm(
     x: Tensor, reverse: Tensor, weight: Tensor, bias: Tensor, epsilon: float
-) -> Tensor:
-    return pet_norm(torch.cat([x, x[reverse.long()]], 1), weight, bias, epsilon, True)
+) -> tuple[Tensor, Tensor]:
+    return pet_norm(torch.cat([x, x[reverse.long()]], 1), weight, bias, epsilon, True), x
 
 
 def pet_attention(

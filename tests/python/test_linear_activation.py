@@ -275,7 +275,7 @@ def test_the_input_gradient_uses_the_mode(activation, mode, device):
     if activation == "silu":
         through = torch.ops.aten.silu_backward(grad, product)
     else:
-        through = torch.ops.aten.glu_backward(grad, product, -1)
+        through = torch.ops.metatomic_tc.glu_backward(grad, product)
     expected = torch.ops.metatomic_tc.linear_input_gradient(through, weight, mode)
     assert torch.equal(result, expected)
 
@@ -433,3 +433,24 @@ def test_cuda_graphs_can_capture_it(activation):
                 results, forward(fresh, weight, bias, activation, mode), strict=True
             ):
                 assert torch.equal(result, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(0, 8), (1, 2), (7, 34), (2, 3, 512), (5, 0)])
+def test_gradient_of_the_gated_activation(shape, dtype, device):
+    generator = torch.Generator().manual_seed(0)
+    product = 5 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    gradient = torch.randn(*shape[:-1], shape[-1] // 2, generator=generator, dtype=torch.float64)
+    if product.numel() > 0:
+        product.view(-1)[-2:] = torch.tensor([torch.inf, -1000.0])
+    expected = torch.ops.aten.glu_backward(gradient, product, -1)
+    arguments = [x.to(device=device, dtype=dtype) for x in (gradient, product)]
+    # expanded, and every second element of a larger tensor
+    strided = [torch.stack([x, x], dim=-1)[..., 0] for x in arguments]
+    found = torch.ops.metatomic_tc.glu_backward(*arguments)
+    again = torch.ops.metatomic_tc.glu_backward(*strided)
+    tolerance = {torch.float32: 1e-6, torch.float64: 1e-14}[dtype]
+    torch.testing.assert_close(
+        found.double().cpu(), expected, rtol=tolerance, atol=tolerance, equal_nan=True
+    )
+    torch.testing.assert_close(found, again, rtol=tolerance, atol=tolerance, equal_nan=True)

@@ -372,6 +372,12 @@ def test_conversion_finds_the_layers_and_their_activations():
     replaced = [layer.path.split("backend.")[1] for layer in report.layers if layer.replaced]
     assert "gnn_layers.1.compress_messages" in replaced
     assert "gnn_layers.0.layers.0.mlp.w_in" in replaced
+    # and the attention, if all layers are to compute in the mode
+    for layers, chosen in [("*", True), ("*gnn*", False)]:
+        module, _ = convert_with_report(ours, "tf32x3", layers)
+        layer = module.module.backend.gnn_layers.__getattr__("0").layers.__getattr__("0")
+        (line,) = [x for x in layer.attention.code.splitlines() if "pet_attention(" in x]
+        assert ('"tf32x3"' in line) == chosen
     systems = systems_of(["water"], ours, torch.float32)
     assert_same(evaluate(converted, systems), evaluate(ours, systems), 1e-5, 1e-4)
 

@@ -407,9 +407,13 @@ def test_any_of_the_inputs_may_want_a_gradient(name, device):
         assert torch.equal(result.cpu(), expected[f"result {i}"])
 
 
-@pytest.mark.parametrize("used", [[0], [1], [2], [0, 1], [0, 2], [1, 2]])
-def test_any_of_the_results_may_be_used(used, device):
-    case = FEW["residual_norm 24 layer"]
+@pytest.mark.parametrize(
+    ("name", "used"),
+    [("residual_norm 24 layer", used) for used in ([0], [1], [2], [0, 1], [0, 2], [1, 2])]
+    + [(n, [i]) for n in ("concatenated_norm 24 rms", "reversed_pair_norm 24") for i in (0, 1)],
+)
+def test_any_of_the_results_may_be_used(name, used, device):
+    case = FEW[name]
     gradients = []
     for function, where in ((operator(case), device), (reference(case), "cpu")):
         arguments = prepared(case, torch.float64, where)
@@ -467,6 +471,61 @@ def test_results_are_the_same_bit_by_bit_every_time(name, dtype, device):
     for _ in range(5):
         again = call(operator(case), case, dtype, device)
         assert all(torch.equal(again[part], value) for part, value in first.items())
+
+
+def test_a_norm_of_pairs_without_reverses(device):
+    """Where edges are not each other's reverse, each of them still gets its own row."""
+    case = FEW["reversed_pair_norm 24"]
+    edges = len(case.arguments["reverse"])
+    others = (torch.arange(edges, dtype=torch.int32) * 5 + 2) % edges
+    case = replace(case, arguments=case.arguments | {"reverse": others})
+    arguments = [prepared(case, torch.float64, where) for where in (device, "cpu")]
+    found, _ = operator(case)(**arguments[0])
+    expected, _ = reference(case)(**arguments[1])
+    assert error(found.detach().cpu(), expected.detach()) <= 1e-11
+
+
+def test_a_weight_anywhere_in_memory(device):
+    case = FEW["edge_tokens 24"]
+    expected = call(operator(case), case, torch.float32, device)
+    weight = case.arguments["geometry_weight"]
+
+    def moved(geometry_weight, **others):
+        larger = torch.zeros(weight.numel() + 1, dtype=torch.float32, device=device)
+        larger[1:] = geometry_weight.flatten()
+        return operator(case)(geometry_weight=larger[1:].reshape(weight.shape), **others)
+
+    found = call(moved, case, torch.float32, device)
+    assert all(torch.equal(found[part], value) for part, value in expected.items())
+
+
+# ---- modes of attention --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head_size", [16, 24, 32])
+@pytest.mark.parametrize("mode", ["tf32", "tf32x3", "fp16x3", "bf16x6", "bf16x9"])
+def test_attention_in_modes(mode, head_size, device):
+    """Products by 3xTF32 on Tensor Cores, where there are any, are as accurate as FP32."""
+    case = attention_case(GRAPHS["dense"], 2, head_size)
+
+    def results(dtype, where, mode):
+        arguments = prepared(case, dtype, where)
+        result = torch.ops.metatomic_tc.pet_attention(**arguments, mode=mode)
+        inputs = [arguments[name] for name in case.gradients]
+        weights = torch.linspace(-1.0, 1.0, result.numel(), dtype=dtype, device=where)
+        gradients = torch.autograd.grad(result, inputs, weights.reshape(result.shape))
+        return [x.detach().cpu().double() for x in (result, *gradients)]
+
+    exact = results(torch.float64, "cpu", "fp32")
+    plain = results(torch.float32, device, "fp32")
+    found = results(torch.float32, device, mode)
+    again = results(torch.float32, device, mode)
+    modes = ("tf32x3", "fp16x3", "bf16x6")
+    tensor_cores = device.type == "cuda" and mode in modes and head_size != 24
+    for one, other, two, expected in zip(found, plain, again, exact, strict=True):
+        assert torch.equal(one, two)
+        assert torch.equal(one, other) != tensor_cores
+        assert (one - expected).norm() <= 1.5 * (other - expected).norm()
 
 
 # ---- selecting edges and finding their reverses --------------------------------------------------

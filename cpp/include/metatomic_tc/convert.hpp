@@ -63,7 +63,8 @@ struct ConversionReport {
 /// bit.
 ///
 /// `layers` chooses the layers that compute in the mode, as in `LayerPattern`; the others call the
-/// operator in FP32.
+/// operator in FP32. The attention of PET with the backend of metatomic-tc is given the mode, too,
+/// if all layers are chosen.
 ConversionReport
 convert_linear_layers(torch::jit::Module &module, Mode mode, const std::string &layers = "*");
 

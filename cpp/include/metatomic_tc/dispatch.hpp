@@ -91,6 +91,10 @@ constexpr int64_t minimum_features = 16;
 /// true when a layer with `in_features` and `out_features` stays in FP32 whatever the mode.
 bool stays_fp32(int64_t in_features, int64_t out_features);
 
+/// Whether the attention of PET in FP32 has its products on Tensor Cores, as three TF32 products
+/// each: in the FP32-level modes but bf16x9, for heads of 16 or 32 columns.
+bool attention_on_tensor_cores(Mode mode, const Hardware &hardware, int64_t head_size);
+
 /// The implementation of C[M,N] = A[M,K]·B in `mode` on `hardware`. Never falls back: where no row
 /// of the table fits, the error names the mode, the hardware and the modes that would work.
 /// @throws std::runtime_error

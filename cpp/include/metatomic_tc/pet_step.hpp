@@ -16,7 +16,7 @@ namespace metatomic_tc {
 class PetStep {
   public:
     /// Usual room to spare, as a part of the arrays' rows.
-    static constexpr double default_spare = 0.02;
+    static constexpr double default_spare = 0.005;
 
     /// Why `model` cannot be used so, or "" if it can.
     ///

@@ -13,7 +13,7 @@
                         apply(ReversedPairNorm<T>) apply(ReversedPairNormBackward<T>)              \
                             apply(EdgeTokens<T>) apply(EdgeTokensBackward<T>) apply(SegmentSum<T>) \
                                 apply(SegmentSumBackward<T>) apply(AverageReversed<T>)             \
-                                    apply(Sum<T>)
+                                    apply(GluBackward<T>) apply(Sum<T>)
 
 #define METATOMIC_TC_FOR_ALL_ROWS(apply)                                                           \
     METATOMIC_TC_FOR_ALL_ROWS_OF(apply, float)                                                     \

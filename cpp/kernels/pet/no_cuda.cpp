@@ -1,5 +1,6 @@
 #include "all_rows.hpp"
 #include "attention.hpp"
+#include "attention_tf32x3.hpp"
 
 #include <stdexcept>
 
@@ -25,6 +26,14 @@ template <class T> void launch_attention(const Attention<T> &, void *) {
 }
 
 template <class T> void launch_attention(const AttentionBackward<T> &, void *) {
+    fail();
+}
+
+void launch_attention_tf32x3(const Attention<float> &, void *) {
+    fail();
+}
+
+void launch_attention_tf32x3(const AttentionBackward<float> &, void *) {
     fail();
 }
 

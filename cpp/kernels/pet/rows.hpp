@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #ifdef __CUDACC__
 #define METATOMIC_TC_HOST_DEVICE __host__ __device__ __forceinline__
@@ -13,6 +14,31 @@
 /// called for every row with the lanes that share it, one on the CPU and a warp on the GPU. Sums
 /// have one fixed order per device, so that results are bit-identical from run to run.
 namespace metatomic_tc::pet {
+
+/// Reads what the operation does not write. On a GPU such reads need not wait for earlier writes,
+/// which could be to the same place for all that the compiler knows.
+template <class T> METATOMIC_TC_HOST_DEVICE T read(const T *from) {
+#ifdef __CUDA_ARCH__
+    return __ldg(from);
+#else
+    return *from;
+#endif
+}
+
+/// 1 / (1 + exp(-x)), on a GPU without the branches of a division, which keep the compiler from
+/// reading ahead.
+template <class T> METATOMIC_TC_HOST_DEVICE T sigmoid(T x) {
+    auto denominator = 1 + std::exp(-x);
+#ifdef __CUDA_ARCH__
+    if constexpr (std::is_same_v<T, float>) {
+        float result;
+        asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(denominator));
+        auto refined = fmaf(result, fmaf(-denominator, result, 1.0f), result);
+        return result == 0.0f ? result : refined;
+    }
+#endif
+    return 1 / denominator;
+}
 
 /// What works on a row on the CPU.
 struct OneLane {
@@ -36,6 +62,9 @@ struct OneLane {
         total = flag ? 1 : 0;
         return 0;
     }
+
+    /// Has memory begin to bring a row that is read only after sums over the lanes; null for none.
+    template <class T> METATOMIC_TC_HOST_DEVICE void prefetch(const T *, int) const {}
 };
 
 #ifdef __CUDACC__
@@ -65,6 +94,13 @@ struct Warp {
         auto lanes = __ballot_sync(0xffffffffu, flag);
         total = __popc(lanes);
         return __popc(lanes & ((1u << index()) - 1));
+    }
+
+    template <class T> __device__ void prefetch(const T *row, int width) const {
+        constexpr int line = 128 / sizeof(T);
+        for (int c = line * index(); row != nullptr && c < width; c += line * count) {
+            asm volatile("prefetch.global.L2 [%0];" : : "l"(row + c));
+        }
     }
 };
 #endif

@@ -39,8 +39,8 @@ template <class T> struct Norm {
         T mean, scale;
         statistics(row, mean, scale, lanes);
         for (int c = lanes.index(); c < width; c += lanes.count) {
-            auto value = (row(c) - mean) * scale * weight[c];
-            output[c] = bias == nullptr ? value : value + bias[c];
+            auto value = (row(c) - mean) * scale * read(weight + c);
+            output[c] = bias == nullptr ? value : value + read(bias + c);
         }
     }
 
@@ -51,7 +51,7 @@ template <class T> struct Norm {
     moments(Row row, Gradient gradient, T mean, T scale, T &first, T &second, Lanes lanes) const {
         T sum = 0, product = 0;
         for (int c = lanes.index(); c < width; c += lanes.count) {
-            auto weighted = gradient(c) * weight[c];
+            auto weighted = gradient(c) * read(weight + c);
             sum += weighted;
             product += weighted * (row(c) - mean);
         }
@@ -72,7 +72,7 @@ template <class T> struct ConcatenatedNorm {
     METATOMIC_TC_HOST_DEVICE void operator()(int64_t row, Lanes lanes) const {
         auto *input =
             row < first_rows ? first + row * norm.width : second + (row - first_rows) * norm.width;
-        norm.forward([=](int c) { return input[c]; }, output + row * norm.width, lanes);
+        norm.forward([=](int c) { return read(input + c); }, output + row * norm.width, lanes);
     }
 };
 
@@ -81,6 +81,8 @@ template <class T> struct ConcatenatedNormBackward {
     const T *first, *second;
     int64_t first_rows;
     const T *gradient;
+    /// of `second` where it is used besides; null for zeros
+    const T *grad_direct;
     T *grad_first, *grad_second;
 
     template <class Lanes>
@@ -90,16 +92,26 @@ template <class T> struct ConcatenatedNormBackward {
         auto *input = (is_first ? first : second) + offset;
         auto *output = (is_first ? grad_first : grad_second) + offset;
         auto *upper = gradient + row * norm.width;
-        auto value = [=](int c) { return input[c]; };
+        auto *besides = is_first || grad_direct == nullptr ? nullptr : grad_direct + offset;
+        lanes.prefetch(upper, norm.width);
+        lanes.prefetch(besides, norm.width);
+        auto value = [=](int c) { return read(input + c); };
         T mean, scale, first_moment, second_moment;
         norm.statistics(value, mean, scale, lanes);
         norm.moments(
-            value, [=](int c) { return upper[c]; }, mean, scale, first_moment, second_moment, lanes
+            value,
+            [=](int c) { return read(upper + c); },
+            mean,
+            scale,
+            first_moment,
+            second_moment,
+            lanes
         );
         for (int c = lanes.index(); c < norm.width; c += lanes.count) {
-            auto normalized = (input[c] - mean) * scale;
-            output[c] =
-                scale * (upper[c] * norm.weight[c] - first_moment - normalized * second_moment);
+            auto normalized = (value(c) - mean) * scale;
+            auto result = scale * (read(upper + c) * read(norm.weight + c) - first_moment -
+                                   normalized * second_moment);
+            output[c] = besides == nullptr ? result : result + read(besides + c);
         }
     }
 };
@@ -117,18 +129,17 @@ template <class T> struct ResidualNorm {
         auto *token = tokens + row * norm.width;
         if (row < node_rows) {
             for (int c = lanes.index(); c < norm.width; c += lanes.count) {
-                nodes[row * norm.width + c] = token[c];
+                nodes[row * norm.width + c] = read(token + c);
             }
             return;
         }
         auto offset = (row - node_rows) * norm.width;
         auto *edge = edges + offset;
-        auto *sum = sums + offset;
+        auto sum = [=](int c) { return read(token + c) + read(edge + c); };
         for (int c = lanes.index(); c < norm.width; c += lanes.count) {
-            sum[c] = token[c] + edge[c];
+            sums[offset + c] = sum(c);
         }
-        // each lane reads the columns that it wrote
-        norm.forward([=](int c) { return sum[c]; }, normed + offset, lanes);
+        norm.forward(sum, normed + offset, lanes);
     }
 };
 
@@ -146,19 +157,21 @@ template <class T> struct ResidualNormBackward {
         auto *output = grad_tokens + row * norm.width;
         if (row < node_rows) {
             for (int c = lanes.index(); c < norm.width; c += lanes.count) {
-                output[c] = grad_nodes == nullptr ? T(0) : grad_nodes[row * norm.width + c];
+                output[c] = grad_nodes == nullptr ? T(0) : read(grad_nodes + row * norm.width + c);
             }
             return;
         }
         auto offset = (row - node_rows) * norm.width;
-        auto *sum = sums + offset, *direct = grad_sums + offset, *upper = grad_normed + offset;
+        auto *direct = grad_sums + offset, *upper = grad_normed + offset;
+        auto value = [this, offset](int c) { return read(sums + offset + c); };
         T mean = 0, scale = 0, first_moment = 0, second_moment = 0;
         if (grad_normed != nullptr) {
-            auto value = [=](int c) { return sum[c]; };
+            lanes.prefetch(upper, norm.width);
+            lanes.prefetch(grad_sums == nullptr ? nullptr : direct, norm.width);
             norm.statistics(value, mean, scale, lanes);
             norm.moments(
                 value,
-                [=](int c) { return upper[c]; },
+                [=](int c) { return read(upper + c); },
                 mean,
                 scale,
                 first_moment,
@@ -167,14 +180,31 @@ template <class T> struct ResidualNormBackward {
             );
         }
         for (int c = lanes.index(); c < norm.width; c += lanes.count) {
-            auto result = grad_sums == nullptr ? T(0) : direct[c];
+            auto result = grad_sums == nullptr ? T(0) : read(direct + c);
             if (grad_normed != nullptr) {
-                auto normalized = (sum[c] - mean) * scale;
-                result +=
-                    scale * (upper[c] * norm.weight[c] - first_moment - normalized * second_moment);
+                auto normalized = (value(c) - mean) * scale;
+                result += scale * (read(upper + c) * read(norm.weight + c) - first_moment -
+                                   normalized * second_moment);
             }
             output[c] = result;
         }
+    }
+};
+
+/// Two edges that are each other's reverse, which read the same rows: the first of them does the
+/// work of both.
+struct EdgePair {
+    int64_t row, partner;
+    /// whether the work is another's
+    bool skipped;
+    /// whether the work is that of `partner`, too
+    bool both;
+
+    METATOMIC_TC_HOST_DEVICE EdgePair(const int *reverse, int64_t row)
+        : row(row), partner(read(reverse + row)), skipped(false), both(false) {
+        auto mutual = partner != row && read(reverse + partner) == row;
+        skipped = mutual && partner < row;
+        both = mutual && partner > row;
     }
 };
 
@@ -187,14 +217,28 @@ template <class T> struct ReversedPairNorm {
 
     template <class Lanes>
     METATOMIC_TC_HOST_DEVICE void operator()(int64_t row, Lanes lanes) const {
+        auto pair = EdgePair(reverse, row);
+        if (pair.skipped) {
+            return;
+        }
         auto half = norm.width / 2;
-        auto *own = values + row * half,
-             *other = values + static_cast<int64_t>(reverse[row]) * half;
-        norm.forward(
-            [=](int c) { return c < half ? own[c] : other[c - half]; },
-            output + row * norm.width,
-            lanes
+        auto *own = values + row * half, *other = values + pair.partner * half;
+        auto *result = output + row * norm.width, *reversed = output + pair.partner * norm.width;
+        T mean, scale;
+        norm.statistics(
+            [=](int c) { return read(c < half ? own + c : other + (c - half)); }, mean, scale, lanes
         );
+        for (int c = lanes.index(); c < half; c += lanes.count) {
+            auto first = (read(own + c) - mean) * scale, second = (read(other + c) - mean) * scale;
+            auto weight = read(norm.weight + c), other_weight = read(norm.weight + half + c);
+            auto bias = read(norm.bias + c), other_bias = read(norm.bias + half + c);
+            result[c] = first * weight + bias;
+            result[half + c] = second * other_weight + other_bias;
+            if (pair.both) {
+                reversed[c] = second * weight + bias;
+                reversed[half + c] = first * other_weight + other_bias;
+            }
+        }
     }
 };
 
@@ -203,34 +247,59 @@ template <class T> struct ReversedPairNormBackward {
     const T *values;
     const int *reverse;
     const T *gradient;
+    /// of `values` where they are used besides; null for zeros
+    const T *grad_direct;
     T *grad_values;
 
     template <class Lanes>
     METATOMIC_TC_HOST_DEVICE void operator()(int64_t row, Lanes lanes) const {
+        auto pair = EdgePair(reverse, row);
+        if (pair.skipped) {
+            return;
+        }
         auto half = norm.width / 2;
-        int64_t partner = reverse[row];
-        auto *own = values + row * half, *other = values + partner * half;
-        auto *upper = gradient + row * norm.width, *other_upper = gradient + partner * norm.width;
+        auto *own = values + row * half, *other = values + pair.partner * half;
+        auto *upper = gradient + row * norm.width,
+             *other_upper = gradient + pair.partner * norm.width;
+        auto direct_row = [this, half](int64_t of) {
+            return grad_direct == nullptr ? nullptr : grad_direct + of * half;
+        };
+        lanes.prefetch(upper, norm.width);
+        lanes.prefetch(other_upper, norm.width);
+        lanes.prefetch(direct_row(row), half);
+        if (pair.both) {
+            lanes.prefetch(direct_row(pair.partner), half);
+        }
         T mean, scale, first, second, other_first, other_second;
-        auto value = [=](int c) { return c < half ? own[c] : other[c - half]; };
+        auto value = [=](int c) { return read(c < half ? own + c : other + (c - half)); };
         // the reverse edge has the same two halves, and so the same statistics
         norm.statistics(value, mean, scale, lanes);
-        norm.moments(value, [=](int c) { return upper[c]; }, mean, scale, first, second, lanes);
         norm.moments(
-            [=](int c) { return c < half ? other[c] : own[c - half]; },
-            [=](int c) { return other_upper[c]; },
+            value, [=](int c) { return read(upper + c); }, mean, scale, first, second, lanes
+        );
+        norm.moments(
+            [=](int c) { return read(c < half ? other + c : own + (c - half)); },
+            [=](int c) { return read(other_upper + c); },
             mean,
             scale,
             other_first,
             other_second,
             lanes
         );
+        auto sum_first = first + other_first, sum_second = second + other_second;
+        auto store = [&](int64_t to, const T *x, const T *direct, const T *reversed, int c) {
+            auto normalized = (read(x + c) - mean) * scale;
+            auto result = scale * (read(direct + c) * read(norm.weight + c) +
+                                   read(reversed + half + c) * read(norm.weight + half + c) -
+                                   sum_first - normalized * sum_second);
+            auto *besides = direct_row(to);
+            grad_values[to * half + c] = besides == nullptr ? result : result + read(besides + c);
+        };
         for (int c = lanes.index(); c < half; c += lanes.count) {
-            auto normalized = (own[c] - mean) * scale;
-            auto direct = upper[c] * norm.weight[c] - first - normalized * second;
-            auto reversed = other_upper[half + c] * norm.weight[half + c] - other_first -
-                            normalized * other_second;
-            grad_values[row * half + c] = scale * (direct + reversed);
+            store(row, own, upper, other_upper, c);
+            if (pair.both) {
+                store(pair.partner, other, other_upper, upper, c);
+            }
         }
     }
 };
@@ -255,31 +324,43 @@ template <class T> struct EdgeTokens {
         const T *message, *table;
     };
 
+    struct Weights {
+        T values[4];
+    };
+
+    METATOMIC_TC_HOST_DEVICE Weights weights(int c) const {
+        Weights result;
+        for (int k = 0; k < 4; k++) {
+            result.values[k] = read(geometry_weight + 4 * c + k);
+        }
+        return result;
+    }
+
     METATOMIC_TC_HOST_DEVICE Edge edge(int64_t row) const {
         auto *vector = vectors + 3 * row;
         auto squares = vector[0] * vector[0] + vector[1] * vector[1] + vector[2] * vector[2];
         return {
             {vector[0], vector[1], vector[2], std::sqrt(squares + T(1e-15))},
             messages == nullptr ? nullptr : messages + row * width,
-            neighbor_table + neighbor_species[row] * width,
+            neighbor_table + read(neighbor_species + row) * width,
         };
     }
 
-    METATOMIC_TC_HOST_DEVICE T before_activation(const Edge &edge, int c) const {
-        auto *weight = geometry_weight + 4 * c;
-        auto result = edge.table[c];
+    METATOMIC_TC_HOST_DEVICE T
+    before_activation(const Edge &edge, const Weights &weights, int c) const {
+        auto result = read(edge.table + c);
         for (int k = 0; k < 4; k++) {
-            result += weight[k] * edge.geometry[k];
+            result += weights.values[k] * edge.geometry[k];
         }
-        return edge.message == nullptr ? result : result + edge.message[c];
+        return edge.message == nullptr ? result : result + read(edge.message + c);
     }
 
     template <class Lanes>
     METATOMIC_TC_HOST_DEVICE void operator()(int64_t row, Lanes lanes) const {
         auto input = edge(row);
         for (int c = lanes.index(); c < width; c += lanes.count) {
-            auto x = before_activation(input, c);
-            output[row * width + c] = x / (1 + std::exp(-x));
+            auto x = before_activation(input, weights(c), c);
+            output[row * width + c] = x * sigmoid(x);
         }
     }
 };
@@ -298,14 +379,15 @@ template <class T> struct EdgeTokensBackward {
         auto input = tokens.edge(row);
         T sums[4] = {};
         for (int c = lanes.index(); c < width; c += lanes.count) {
-            auto x = tokens.before_activation(input, c);
-            auto sigmoid = 1 / (1 + std::exp(-x));
-            auto inner = gradient[row * width + c] * sigmoid * (1 + x * (1 - sigmoid));
+            auto weights = tokens.weights(c);
+            auto x = tokens.before_activation(input, weights, c);
+            auto part = sigmoid(x);
+            auto inner = read(gradient + row * width + c) * part * (1 + x * (1 - part));
             if (grad_messages != nullptr) {
                 grad_messages[row * width + c] = inner;
             }
             for (int k = 0; k < 4; k++) {
-                sums[k] += inner * tokens.geometry_weight[4 * c + k];
+                sums[k] += inner * weights.values[k];
             }
         }
         for (int k = 0; k < 4; k++) {
@@ -369,8 +451,8 @@ template <class T> struct SegmentSumBackward {
         for (int64_t edge = row_starts[atom]; edge < row_starts[atom + 1]; edge++) {
             T sum = 0;
             for (int c = lanes.index(); c < width; c += lanes.count) {
-                grad_values[edge * width + c] = upper[c] * factors[edge];
-                sum += upper[c] * values[edge * width + c];
+                grad_values[edge * width + c] = read(upper + c) * read(factors + edge);
+                sum += read(upper + c) * read(values + edge * width + c);
             }
             sum = lanes.sum(sum);
             if (lanes.index() == 0) {
@@ -392,8 +474,34 @@ template <class T> struct AverageReversed {
     METATOMIC_TC_HOST_DEVICE void operator()(int64_t row, Lanes lanes) const {
         auto *other = second + static_cast<int64_t>(reverse[row]) * width;
         for (int c = lanes.index(); c < width; c += lanes.count) {
-            auto sum = first == nullptr ? other[c] : first[row * width + c] + other[c];
+            auto sum = read(other + c);
+            if (first != nullptr) {
+                sum += read(first + row * width + c);
+            }
             output[row * width + c] = T(0.5) * sum;
+        }
+    }
+};
+
+/// The gradient of the columns of `product` [rows, 2 width], which are values and then gates, from
+/// that of `values * sigmoid(gates)`.
+template <class T> struct GluBackward {
+    /// [rows, width]
+    const T *gradient;
+    const T *product;
+    int width;
+    /// like `product`
+    T *output;
+
+    template <class Lanes>
+    METATOMIC_TC_HOST_DEVICE void operator()(int64_t row, Lanes lanes) const {
+        auto *upper = gradient + row * width, *values = product + row * 2 * width;
+        auto *result = output + row * 2 * width;
+        for (int c = lanes.index(); c < width; c += lanes.count) {
+            auto part = sigmoid(read(values + width + c));
+            auto value = part * read(upper + c);
+            result[c] = value;
+            result[width + c] = (1 - part) * value * read(values + c);
         }
     }
 };
@@ -407,7 +515,8 @@ template <class T> struct Sum {
     METATOMIC_TC_HOST_DEVICE void operator()(int64_t row, Lanes lanes) const {
         auto begin = row * width;
         for (int c = lanes.index(); c < width; c += lanes.count) {
-            output[begin + c] = first[begin + c] + second[begin + c] + third[begin + c];
+            auto at = begin + c;
+            output[at] = read(first + at) + read(second + at) + read(third + at);
         }
     }
 };

@@ -324,7 +324,7 @@ class FlatPETBackend(torch.nn.Module):
             zip(self.combination_norms, self.combination_mlps, strict=True)
         ):
             if i == index:
-                normed = torch.ops.metatomic_tc.pet_reversed_pair_norm(
+                normed, edges = torch.ops.metatomic_tc.pet_reversed_pair_norm(
                     edges, reverse, norm.weight, norm.bias, norm.epsilon(edges.dtype)
                 )
                 messages = torch.ops.metatomic_tc.pet_sum(messages, edges, mlp(normed))

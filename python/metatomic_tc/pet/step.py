@@ -7,9 +7,13 @@ from metatomic.torch import AtomisticModel, System
 from torch import Tensor
 
 
+#: The ``spare`` of the pair style on a GPU
+USUAL_SPARE = 0.005
+
+
 def usual_spare(device: torch.device | str) -> float | None:
     """``spare`` of the steps of the pair style: none where there is no graph that it is for."""
-    return 0.02 if torch.device(device).type == "cuda" else None
+    return USUAL_SPARE if torch.device(device).type == "cuda" else None
 
 
 class Step:
@@ -36,7 +40,7 @@ class Step:
         model: AtomisticModel,
         energy: str = "energy",
         device: torch.device | str = "cuda",
-        spare: float | None = 0.02,
+        spare: float | None = USUAL_SPARE,
         lean: bool = False,
         uncertainty: bool = False,
     ):

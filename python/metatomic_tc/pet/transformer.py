@@ -78,7 +78,7 @@ class TransformerLayer(torch.nn.Module):
         """
         narrow = self.center_contraction(nodes)
         if self.norm_first:
-            tokens = torch.ops.metatomic_tc.pet_concatenated_norm(
+            tokens, edges = torch.ops.metatomic_tc.pet_concatenated_norm(
                 narrow,
                 edges,
                 self.norm_attention.weight,
