@@ -253,7 +253,8 @@ def _add_validate(commands) -> None:
         "--jobs",
         type=_positive,
         metavar="N",
-        help="runs of LAMMPS at the same time (default: all modes on a GPU, 2 on a CPU)",
+        help="runs of LAMMPS, and on a GPU relaxations in ASE, at the same time (default: as many "
+        "as modes on a GPU, 2 on a CPU)",
     )
     group = command.add_argument_group("structures and sizes, in the place of the demo model's")
     group.add_argument(

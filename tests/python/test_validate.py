@@ -1,9 +1,12 @@
 """`metatomic-tc validate`."""
 
+import contextlib
+import dataclasses
 import html.parser
 import json
 import math
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -495,6 +498,66 @@ def test_dynamics_are_continued(network, tmp_path):
     again = second["fp32"]["water-24"]
     assert again["times"] == run["times"]
     assert again["changes"] == pytest.approx(run["changes"], abs=1e-3)
+
+
+def test_interrupted_relaxations_in_processes(network, tmp_path):
+    """
+    What is done is kept, and is that of a single process; nothing is left running. Ctrl-C reaches
+    all processes of a terminal. The script has no guard against its import by workers.
+    """
+    settings = Settings(
+        relax_structure="water-24", relax_fmax=1e-6, relax_limits=(8,), relax_repeats=2
+    )
+    arguments = {"device": "cpu", "tests": ["relaxation"], "jobs": 2, "resume": True}
+    (tmp_path / "script.py").write_text(f"""
+import sys
+from metatomic_tc.validate import relaxation, validate
+from metatomic_tc.validate.settings import Settings
+
+relaxation._wants_workers = lambda context: True
+others = {{"same": lambda make: make("fp32")}}
+try:
+    validate(
+        {str(network())!r}, ["tf32x3", "same"], output="report", settings={settings!r},
+        others=others, **{arguments!r},
+    )
+except KeyboardInterrupt:
+    sys.exit(130)
+""")
+
+    def processes() -> list[str]:
+        found = []
+        for link in Path("/proc").glob("[0-9]*/cwd"):
+            with contextlib.suppress(OSError):
+                if link.readlink().is_relative_to(tmp_path):
+                    found.append(link.with_name("cmdline").read_text())
+        return found
+
+    with subprocess.Popen(
+        [sys.executable, "script.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
+        start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    ) as process:  # fmt: skip
+        while not list(tmp_path.glob("report/work/*/in.relax")) and process.poll() is None:
+            time.sleep(0.1)
+        running = processes()
+        os.killpg(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=20)
+    assert sum("spawn_main" in line for line in running) == 2
+    assert process.returncode == 130 and "Traceback" not in errors
+    time.sleep(0.5)
+    assert processes() == []
+
+    data = json.loads((tmp_path / "report" / "report.json").read_text())
+    assert data["problems"] == [] and not data["finished"]
+    found = data["results"]["relaxation"]
+    assert sum(map(len, found.values())) >= 5
+    settings = dataclasses.replace(settings, relax_optimizers=(relaxation.ASE,))
+    data = validate(network(), ["tf32x3"], output=tmp_path / "here", settings=settings, **arguments)
+    here = data["results"]["relaxation"]
+    for mode, runs in found.items():
+        for key, run in runs.items():
+            assert run == here["fp32" if mode == "same" else mode][key]
+    assert here["fp32"] != here["tf32x3"]
 
 
 # ---- wrong input ---------------------------------------------------------------------------------

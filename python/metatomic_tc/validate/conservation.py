@@ -8,10 +8,10 @@ energies of successive steps.
 """
 
 import contextlib
+import functools
 import math
 import os
 import sys
-import time
 
 import numpy as np
 
@@ -27,35 +27,23 @@ SEED = 20261
 
 def run(context) -> None:
     """Run LAMMPS in all modes. What an interrupted run has done is analysed, and can be resumed."""
+    length = context.settings.nve_picoseconds
     for structure in context.structures(TEST, [context.settings.nve_structure]):
-        waiting = [
-            mode
+        starts = {
+            (mode, structure.name): functools.partial(_Dynamics, context, structure, mode)
             for mode in context.modes
             if not _finished(context, context.results.get(TEST, mode, structure.name))
-        ]
-        running: dict[str, _Dynamics] = {}
-        bar = Bar(
-            "picoseconds of all modes", context.settings.nve_picoseconds * len(waiting or [0])
-        )
-        finished = 0.0
+        }
+        running: dict[tuple[str, str], _Dynamics] = {}
+        bar = Bar("picoseconds of all modes", length * len(starts))
+
+        def show(ended: int, bar=bar, running=running) -> None:
+            bar(length * ended + sum(dynamics.progress() for dynamics in running.values()))
+
         try:
-            while waiting or running:
-                while waiting and len(running) < context.jobs:
-                    mode = waiting.pop(0)
-                    with context.guard(TEST, mode, structure.name):
-                        running[mode] = _Dynamics(context, structure, mode)
-                time.sleep(0.2)
-                for mode, dynamics in list(running.items()):
-                    if dynamics.run.process.poll() is None:
-                        continue
-                    del running[mode]
-                    finished += context.settings.nve_picoseconds
-                    with context.guard(TEST, mode, structure.name):
-                        dynamics.run.check()
-                        context.results.put(TEST, mode, structure.name, dynamics.result())
-                bar(finished + sum(dynamics.progress() for dynamics in running.values()))
+            context.side_by_side(TEST, starts, running, show)
         except BaseException:
-            _keep(context, structure, running)
+            _keep(context, running)
             raise
 
 
@@ -66,17 +54,17 @@ def _finished(context, result: dict | None) -> bool:
     )
 
 
-def _keep(context, structure, running: dict[str, "_Dynamics"]) -> None:
+def _keep(context, running: dict[tuple[str, str], "_Dynamics"]) -> None:
     """End the runs, and put what they have in common in time into the report."""
     for dynamics in running.values():
-        dynamics.run.stop()
+        dynamics.stop()
     shortest = min((dynamics.progress() for dynamics in running.values()), default=0.0)
-    for mode, dynamics in running.items():
+    for name, dynamics in running.items():
         with contextlib.suppress(ValueError, ArithmeticError):  # too short, or not finite
-            context.results.put(TEST, mode, structure.name, dynamics.result(shortest))
+            context.results.put(TEST, *name, dynamics.until(shortest))
 
 
-class _Dynamics:
+class _Dynamics(lammps.Run):
     """The run of one mode; continues the last one if that left a restart file."""
 
     def __init__(self, context, structure, mode: str):
@@ -125,18 +113,27 @@ class _Dynamics:
             f"thermo_style custom step temp etotal\nthermo_modify format float %.12g flush yes\n"
             f"thermo {every}\nrestart {often} nve.restart.a nve.restart.b\nrun {self._steps} upto\n"
         )
-        self.run = lammps.Run(script, self._directory, f"nve-{number}")
+        super().__init__(script, self._directory, f"nve-{number}")
 
     def progress(self) -> float:
         """Picoseconds that are done."""
-        steps = lammps.read_log(self.run.log).get("Step", [])
+        steps = lammps.read_log(self.log).get("Step", [])
         return steps[-1] * self._timestep if steps else 0.0
 
-    def result(self, until: float = math.inf) -> dict:
+    def result(self) -> dict:
+        """
+        What :meth:`until` finds in the whole run.
+
+        :raises RuntimeError: if LAMMPS failed
+        """
+        self.check()
+        return self.until(math.inf)
+
+    def until(self, end: float) -> dict:
         """
         The energies of all parts of the run, later ones in place of earlier ones, analysed.
 
-        :param until: leaves out what comes later, in ps
+        :param end: leaves out what comes later, in ps
         """
         energies: dict[int, tuple[float, float]] = {}
         logs = self._directory.glob("nve-*.log")
@@ -144,7 +141,7 @@ class _Dynamics:
             log = lammps.read_log(path)
             rows = zip(*(log.get(name, []) for name in ("Step", "TotEng", "Temp")), strict=True)
             energies |= {int(step): (energy, temperature) for step, energy, temperature in rows}
-        steps = sorted(step for step in energies if step * self._timestep <= until)
+        steps = sorted(step for step in energies if step * self._timestep <= end)
         times = np.array(steps) * self._timestep
         change = np.array([energies[step][0] for step in steps])
         if not steps:

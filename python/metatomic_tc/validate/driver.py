@@ -11,6 +11,7 @@ import platform
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class Context:
         #: where the report is written; large and unfinished things are in ``work`` in it
         self.directory: Path = directory
         self.resume: bool = resume
-        #: runs of LAMMPS at the same time
+        #: runs of LAMMPS, and on a GPU relaxations in ASE, at the same time
         self.jobs: int = jobs
         #: keywords of the pair style
         self.pair_options: str = pair
@@ -89,6 +90,29 @@ class Context:
             self.results.problem(test, mode, structure, error)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
+
+    def side_by_side(self, test: str, starts: dict, running: dict, show: Callable) -> None:
+        """
+        Run :attr:`jobs` jobs at a time, and put each result into the report when it is there.
+
+        :param starts: functions that start the jobs, by mode and structure. A job has ``done`` and
+            ``result``, as a future has.
+        :param running: the jobs that run, empty here; what is left of an interrupted call is to be
+            ended by the caller
+        :param show: gets the number of jobs that ended
+        """
+        waiting = list(starts)
+        while waiting or running:
+            while waiting and len(running) < self.jobs:
+                name = waiting.pop(0)
+                with self.guard(test, *name):
+                    running[name] = starts[name]()
+            time.sleep(0.2)
+            for name in [name for name, job in running.items() if job.done()]:
+                job = running.pop(name)
+                with self.guard(test, *name):
+                    self.results.put(test, *name, job.result())
+            show(len(starts) - len(waiting) - len(running))
 
     def reference(self, structure):
         """The evaluator in FP64, or None if the model cannot be computed so."""
@@ -135,7 +159,7 @@ def validate(
     :param settings: all numbers, in the place of ``quick``
     :param extensions: directory with the TorchScript extensions of the model, if it has any
     :param jobs: runs of LAMMPS at the same time, by default one for each mode on a GPU, and two on
-        a CPU
+        a CPU. On a GPU also relaxations in ASE, in as many processes, which load the model each.
     :param command: the command line, for the report
     :param others: evaluators that are not modes, see :class:`Evaluators`
     :return: the content of ``report.json``. ``verdicts[mode][test]`` is ``pass``, ``warn`` or

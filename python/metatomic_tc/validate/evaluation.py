@@ -140,7 +140,9 @@ class Evaluators:
 
     def __init__(self, path: Path, device: torch.device, extensions=None, others=None):
         self._path, self._device, self._extensions = path, device, extensions
-        self._others = others or {}
+        #: what makes the same in another process, without ``others``
+        self.arguments = (path, device, extensions)
+        self.others = others or {}
         self._made: dict = {}
         model = models.load(path, "fp32", extensions)
         capabilities = model.capabilities()
@@ -154,8 +156,8 @@ class Evaluators:
     def __call__(self, mode: str):
         """The evaluator of a mode, or of one of the ``others``."""
         if mode not in self._made:
-            if mode in self._others:
-                self._made[mode] = self._others[mode](self)
+            if mode in self.others:
+                self._made[mode] = self.others[mode](self)
             else:
                 model = models.load(self._path, mode, self._extensions)
                 dtype = getattr(torch, self.dtype)
@@ -164,7 +166,7 @@ class Evaluators:
 
     def mode_of(self, name: str) -> str | None:
         """The mode in which LAMMPS runs what has this name in the report."""
-        return name if name not in self._others else self(name).mode
+        return name if name not in self.others else self(name).mode
 
     def fp64(self, structure):
         """

@@ -99,18 +99,9 @@ class Run:
                 start_new_session=True,
             )
 
-    def wait(self) -> None:
-        """
-        Wait for the end; LAMMPS ends, too, when this is interrupted.
-
-        :raises RuntimeError: if LAMMPS failed
-        """
-        try:
-            self.process.wait()
-        except BaseException:
-            self.stop()
-            raise
-        self.check()
+    def done(self) -> bool:
+        """Whether it ended."""
+        return self.process.poll() is not None
 
     def stop(self) -> None:
         """End LAMMPS if it runs."""

@@ -1,14 +1,30 @@
 """
 Relaxation of a structure by ASE's FIRE2 and by LAMMPS's ``min_style fire``, several times with the
 atoms in different orders, since the steps that it takes depend on rounding.
+
+One relaxation leaves a GPU mostly idle, so that several run side by side: LAMMPS as it is, ASE in
+processes that this one starts.
 """
 
+import contextlib
+import functools
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import types
+import warnings
+from concurrent.futures import Future, ProcessPoolExecutor
+
 import numpy as np
+import torch
 
 from . import lammps
-from .evaluation import calculator
+from .evaluation import Evaluators, calculator
 from .results import Bar
-from .structures import Structure, reordered
+from .structures import Structure, load_one, reordered
 
 TEST = "relaxation"
 ASE, LAMMPS = "ASE FIRE2", "LAMMPS fire"
@@ -17,68 +33,156 @@ ASE, LAMMPS = "ASE FIRE2", "LAMMPS fire"
 def run(context) -> None:
     """Relax in all modes."""
     settings = context.settings
+    repeats = range(settings.relax_repeats)
     for structure in context.structures(TEST, [settings.relax_structure]):
-        for optimizer in settings.relax_optimizers:
-            for repeat in range(settings.relax_repeats):
-                start = structure if repeat == 0 else reordered(structure, repeat)[0]
-                for mode in context.modes:
-                    key = f"{structure.name}, {optimizer}, {repeat + 1}"
-                    if context.results.get(TEST, mode, key) is not None:
-                        continue
-                    bar = Bar(f"{mode}, {optimizer}, repeat {repeat + 1}", _limit(settings))
-                    with context.guard(TEST, mode, key):
-                        relax = _in_ase if optimizer == ASE else _in_lammps
-                        forces, energy = relax(context, start, mode, bar, repeat)
-                        bar(_limit(settings))
-                        result = summary(forces, settings)
-                        result |= {"optimizer": optimizer, "energy": energy}
-                        context.results.put(TEST, mode, key, result)
+        with _workers(context) as workers:
+            starts: dict = {}
+            for optimizer, repeat, mode in itertools.product(
+                settings.relax_optimizers, repeats, context.modes
+            ):
+                key = f"{structure.name}, {optimizer}, {repeat + 1}"
+                if context.results.get(TEST, mode, key) is not None:
+                    continue
+                if optimizer == LAMMPS:
+                    start = functools.partial(_InLammps, context)
+                elif workers is None or mode in context.evaluators.others:
+                    start = functools.partial(_Here, context)
+                else:
+                    start = functools.partial(_in_worker, workers, context)
+                starts[mode, key] = functools.partial(start, structure, mode, repeat)
+            running: dict = {}
+            try:
+                context.side_by_side(TEST, starts, running, Bar("relaxations", len(starts)))
+            except BaseException:
+                for job in running.values():
+                    if isinstance(job, lammps.Run):
+                        job.stop()
+                raise
 
 
-def _limit(settings) -> int:
-    return settings.relax_limits[-1]
+def _order(structure: Structure, repeat: int) -> Structure:
+    return structure if repeat == 0 else reordered(structure, repeat)[0]
 
 
-def _in_ase(context, structure: Structure, mode: str, bar, repeat: int):
+class _Here:
+    """A relaxation by ASE in this process, begun when its result is asked for."""
+
+    def __init__(self, context, structure: Structure, mode: str, repeat: int):
+        self._context, self._mode, self._start = context, mode, _order(structure, repeat)
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> dict:
+        return _relax(self._context.evaluators(self._mode), self._start, self._context.settings)
+
+
+def _relax(evaluator, start: Structure, settings) -> dict:
     from ase.optimize.fire2 import FIRE2
 
-    atoms = structure.atoms.copy()
-    atoms.calc = calculator(context.evaluators(mode))
+    atoms = start.atoms.copy()
+    atoms.calc = calculator(evaluator)
     forces: list[float] = []
     with FIRE2(atoms, logfile=None) as optimizer:
-        for _ in optimizer.irun(fmax=context.settings.relax_fmax, steps=_limit(context.settings)):
+        for _ in optimizer.irun(fmax=settings.relax_fmax, steps=settings.relax_limits[-1]):
             forces.append(float(np.linalg.norm(atoms.get_forces(), axis=1).max()))
             if not np.isfinite(forces[-1]):
                 raise ArithmeticError(f"the forces are not finite in step {len(forces) - 1}")
-            bar(len(forces) - 1)
-    return forces, atoms.get_potential_energy()
+    return summary(forces, settings) | {"optimizer": ASE, "energy": atoms.get_potential_energy()}
 
 
-def _in_lammps(context, structure: Structure, mode: str, bar, repeat: int):
-    actual = context.evaluators.mode_of(mode)
-    if actual is None:
-        raise ValueError(f"'{mode}' is not a mode of the pair style")
-    settings = context.settings
-    name = lammps.safe_name(f"relax-{structure.name}-{mode}-{repeat + 1}")
-    directory = context.directory / "work" / name
-    pair_style = f"{actual} {context.pair_options}"
-    parts = lammps.setup(structure, pair_style, context.model, directory)
-    limit = _limit(settings)
-    run = lammps.Run(
-        f"{parts['before']}read_data start.data\n{parts['pair']}"
-        "variable norm atom sqrt(fx*fx+fy*fy+fz*fz)\ncompute fmax all reduce max v_norm\n"
-        "thermo_style custom step pe c_fmax\nthermo_modify format float %.12g flush yes\n"
-        "thermo 1\nmin_style fire\nmin_modify norm max\n"
-        f"minimize 0.0 {settings.relax_fmax} {limit} {100 * limit}\n",
-        directory,
-        "relax",
-    )
-    run.wait()
-    log = lammps.read_log(run.log)
-    steps = dict(zip(map(int, log["Step"]), log["c_fmax"], strict=True))
-    if not np.isfinite(list(steps.values())).all():
-        raise ArithmeticError("the forces are not finite")
-    return [steps[step] for step in sorted(steps)], log["PotEng"][-1]
+def _wants_workers(context) -> bool:
+    return context.device.type == "cuda" and context.jobs > 1
+
+
+@contextlib.contextmanager
+def _workers(context):
+    """
+    Processes for relaxations by ASE on a GPU, else None. They begin when they are needed, and an
+    interrupt ends them.
+    """
+    if not _wants_workers(context):
+        yield None
+        return
+    others = multiprocessing.active_children()
+    spawn = multiprocessing.get_context("spawn")  # after a fork CUDA does not work
+    with ProcessPoolExecutor(context.jobs, spawn, _begin, (os.getcwd(),)) as workers:
+        try:
+            yield workers
+        except BaseException:
+            for process in multiprocessing.active_children():
+                if process not in others:
+                    process.terminate()
+            raise
+
+
+def _in_worker(workers, context, structure: Structure, mode: str, repeat: int) -> Future:
+    """
+    A relaxation in a worker.
+
+    Workers that begin with it neither hear Ctrl-C, which is for this process, nor import the main
+    module again, as is usual: a script that validates may do so at once.
+    """
+    main = sys.modules["__main__"]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        # The structure is read again, since interrupted pools of Python 3.11 hang on large tasks.
+        return workers.submit(_work, context.evaluators.arguments, mode, repeat, context.settings)
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+#: those of a worker
+_evaluators = functools.cache(Evaluators)
+
+
+def _begin(directory: str) -> None:
+    """What a worker does first; it ends with the process that began it, however that ends."""
+    os.chdir(directory)
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    parent = multiprocessing.parent_process()
+    threading.Thread(target=lambda: (parent.join(), os._exit(1)), daemon=True).start()
+
+
+def _work(arguments: tuple, mode: str, repeat: int, settings) -> dict:
+    start = _order(load_one(settings.relax_structure), repeat)
+    return _relax(_evaluators(*arguments)(mode), start, settings)
+
+
+class _InLammps(lammps.Run):
+    """A relaxation by LAMMPS."""
+
+    def __init__(self, context, structure: Structure, mode: str, repeat: int):
+        actual = context.evaluators.mode_of(mode)
+        if actual is None:
+            raise ValueError(f"'{mode}' is not a mode of the pair style")
+        self._settings = context.settings
+        name = lammps.safe_name(f"relax-{structure.name}-{mode}-{repeat + 1}")
+        directory = context.directory / "work" / name
+        pair_style = f"{actual} {context.pair_options}"
+        parts = lammps.setup(_order(structure, repeat), pair_style, context.model, directory)
+        limit = self._settings.relax_limits[-1]
+        super().__init__(
+            f"{parts['before']}read_data start.data\n{parts['pair']}"
+            "variable norm atom sqrt(fx*fx+fy*fy+fz*fz)\ncompute fmax all reduce max v_norm\n"
+            "thermo_style custom step pe c_fmax\nthermo_modify format float %.12g flush yes\n"
+            "thermo 1\nmin_style fire\nmin_modify norm max\n"
+            f"minimize 0.0 {self._settings.relax_fmax} {limit} {100 * limit}\n",
+            directory,
+            "relax",
+        )
+
+    def result(self) -> dict:
+        self.check()
+        log = lammps.read_log(self.log)
+        steps = dict(zip(map(int, log["Step"]), log["c_fmax"], strict=True))
+        if not np.isfinite(list(steps.values())).all():
+            raise ArithmeticError("the forces are not finite")
+        found = summary([steps[step] for step in sorted(steps)], self._settings)
+        return found | {"optimizer": LAMMPS, "energy": log["PotEng"][-1]}
 
 
 def summary(forces: list[float], settings) -> dict:

@@ -282,7 +282,9 @@ def _relaxation(data: dict) -> str:
     for optimizer in settings["relax_optimizers"]:
         rows = []
         for mode in data["modes"]:
-            runs = [r for r in results.get(mode, {}).values() if r["optimizer"] == optimizer]
+            # in the order of the repeats, whichever ended first
+            found = sorted(results.get(mode, {}).items())
+            runs = [run for _, run in found if run["optimizer"] == optimizer]
             if runs:
                 steps = ", ".join("–" if r["steps"] is None else str(r["steps"]) for r in runs)
                 within = [
