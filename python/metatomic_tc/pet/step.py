@@ -6,7 +6,6 @@ import torch
 from metatomic.torch import AtomisticModel, System
 from torch import Tensor
 
-
 #: The ``spare`` of the pair style on a GPU
 USUAL_SPARE = 0.005
 
