@@ -43,7 +43,7 @@ demo: examples/water/pet-xs-demo.pt
 	@$(BIN)/python examples/water/energy_drift.py examples/water/log.lammps
 
 test: .venv/installed
-	$(BIN)/python -m pytest $(if $(GPU_ARCHITECTURES),-m 'not slow')
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal $(if $(GPU_ARCHITECTURES),-m 'not slow')
 
 lint: .venv/installed
 	$(BIN)/ruff check .
