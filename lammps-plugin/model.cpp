@@ -404,14 +404,14 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
 
   // Before the first run: TorchScript compiles what it sees then.
   const ConversionReport report = convert_linear_layers(self.module, mode, options.layers);
-  const LayerPattern chosen(options.layers);
-  const auto matches = [&](const LinearLayer &layer) { return chosen.matches(layer.path); };
-  if (std::none_of(report.layers.begin(), report.layers.end(), matches) && !report.layers.empty())
+  if (!LayerPattern(options.layers).matches_all() && report.replaced() == 0 &&
+      !report.layers.empty())
     throw std::runtime_error(
-        "layers " + options.layers + " matches none of the " +
+        "layers " + options.layers + " chooses none of the " +
         std::to_string(report.layers.size()) + " linear layers of " + path + ", such as " +
         report.layers.front().path + " and " + report.layers.back().path +
-        "; all of them are listed by: metatomic-tc info " + path + " --layers '*'");
+        ", or only such that are too small for a mode; all of them are listed by: metatomic-tc "
+        "info " + path + " --layers '*'");
   self.module.to(self.device);
   self.components = {self.sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
   self.properties = self.sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));

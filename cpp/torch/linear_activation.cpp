@@ -149,11 +149,46 @@ std::tuple<Tensor, Tensor> linear_activation_forward_meta(
     return {result.output, result.pre_activation};
 }
 
+namespace {
+
+void check_glu(const Tensor &gradient, const Tensor &product) {
+    auto dtype = product.scalar_type();
+    TORCH_CHECK_TYPE(
+        (dtype == at::kFloat || dtype == at::kDouble) && gradient.scalar_type() == dtype,
+        "metatomic_tc::glu_backward takes two float32 or float64 tensors, but found ",
+        gradient.scalar_type(),
+        " and ",
+        dtype,
+        "."
+    );
+    auto expected = gradient.sizes().vec();
+    if (!expected.empty()) {
+        expected.back() *= 2;
+    }
+    TORCH_CHECK_VALUE(
+        gradient.dim() > 0 && product.sizes() == expected && product.device() == gradient.device(),
+        "metatomic_tc::glu_backward needs a product with the sizes of the gradient, the last one "
+        "doubled, on the same device, but found the sizes ",
+        gradient.sizes(),
+        " on ",
+        gradient.device(),
+        " and ",
+        product.sizes(),
+        " on ",
+        product.device(),
+        "."
+    );
+}
+
+} // namespace
+
 Tensor glu_backward_cpu(const Tensor &gradient, const Tensor &product) {
+    check_glu(gradient, product);
     return at::glu_backward(gradient, product, -1);
 }
 
 Tensor glu_backward_cuda(const Tensor &gradient, const Tensor &product) {
+    check_glu(gradient, product);
     auto guard = c10::DeviceGuard(product.device());
     auto upper = gradient.contiguous(), values = product.contiguous();
     auto result = at::empty_like(values);

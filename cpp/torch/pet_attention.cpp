@@ -58,8 +58,8 @@ struct Attention : public torch::autograd::Function<Attention> {
     ) {
         auto below_autograd = at::AutoDispatchBelowADInplaceOrView();
         auto arguments = pet::Arguments(name, qkv);
-        auto starts = arguments.indices(row_starts, "row_starts", {-1});
         auto factors = arguments.values(cutoff_factors, "cutoff_factors", {-1});
+        auto starts = arguments.row_starts(row_starts, row_starts.numel() - 1, factors.numel());
         auto rows = starts.numel() - 1 + factors.numel();
         auto tokens = arguments.values(qkv, "qkv", {rows, -1});
         auto width = tokens.size(1) / 3;

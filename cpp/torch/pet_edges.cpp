@@ -30,11 +30,12 @@ struct PairTensors {
     )
         : positions(arguments.values(positions, "positions", {-1, 3})),
           cells(arguments.values(cells, "cells", {-1, 3, 3})),
-          neighbors(arguments.indices(neighbors, "neighbors", {-1})),
-          cell_shifts(arguments.indices(cell_shifts, "cell_shifts", {neighbors.numel(), 3})),
-          row_starts(arguments.indices(row_starts, "row_starts", {positions.size(0) + 1})),
-          system_indices(arguments.indices(system_indices, "system_indices", {positions.size(0)})) {
-    }
+          neighbors(arguments.indices(neighbors, "neighbors", {-1}, positions.size(0))),
+          cell_shifts(arguments.integers(cell_shifts, "cell_shifts", {neighbors.numel(), 3})),
+          row_starts(arguments.row_starts(row_starts, positions.size(0), neighbors.numel())),
+          system_indices(arguments.indices(
+              system_indices, "system_indices", {positions.size(0)}, cells.size(0)
+          )) {}
 
     explicit PairTensors(const variable_list &saved)
         : positions(saved[0]), cells(saved[1]), neighbors(saved[2]), cell_shifts(saved[3]),
@@ -191,8 +192,9 @@ struct EdgeVectors : public torch::autograd::Function<EdgeVectors> {
         auto edges = PairTensors(
             arguments, positions, cells, neighbors, cell_shifts, row_starts, system_indices
         );
-        auto reverse_indices = arguments.indices(reverse, "reverse", {neighbors.numel()});
-        auto vectors = at::zeros({neighbors.numel(), 3}, positions.options());
+        auto count = neighbors.numel();
+        auto reverse_indices = arguments.indices(reverse, "reverse", {count}, count);
+        auto vectors = at::zeros({count, 3}, positions.options());
         AT_DISPATCH_FLOATING_TYPES(positions.scalar_type(), name, [&] {
             pet::run(
                 pet::EdgeVectors<scalar_t>{edges.pairs<scalar_t>(), output<scalar_t>(vectors)},
@@ -251,9 +253,9 @@ struct CutoffFactors : public torch::autograd::Function<CutoffFactors> {
         auto saved = variable_list{
             arguments.values(vectors, "vectors", {-1, 3}),
             arguments.values(atomic_cutoffs, "atomic_cutoffs", {-1}),
-            arguments.indices(neighbors, "neighbors", {edges}),
-            arguments.indices(row_starts, "row_starts", {atoms + 1}),
-            arguments.indices(reverse, "reverse", {edges}),
+            arguments.indices(neighbors, "neighbors", {edges}, atoms),
+            arguments.row_starts(row_starts, atoms, edges),
+            arguments.indices(reverse, "reverse", {edges}, edges),
         };
         auto factors = at::zeros({edges}, vectors.options());
         AT_DISPATCH_FLOATING_TYPES(vectors.scalar_type(), name, [&] {
@@ -407,6 +409,9 @@ pet_reverse_edges(const Tensor &neighbors, const Tensor &cell_shifts, const Tens
     auto guard = c10::DeviceGuard(neighbors.device());
     auto contiguous =
         std::array{neighbors.contiguous(), cell_shifts.contiguous(), row_starts.contiguous()};
+    auto name = "pet_reverse_edges";
+    pet::expect_indices(name, "neighbors", contiguous[0], row_starts.numel() - 1, false);
+    pet::expect_indices(name, "row_starts", contiguous[2], neighbors.numel() + 1, true);
     auto reverse = at::arange(neighbors.numel(), contiguous[0].options());
     pet::run(
         pet::ReverseEdges{

@@ -28,6 +28,38 @@ template <class Rows> void run(const Rows &rows, int64_t count, const at::Tensor
     });
 }
 
+/// Refuses indices on the CPU that are not from 0 to below `limit`; on a GPU that would take a
+/// wait.
+/// @param rising whether they must begin with 0 and not fall
+inline void expect_indices(
+    const char *name, const char *what, const at::Tensor &indices, int64_t limit, bool rising
+) {
+    if (!indices.is_cpu()) {
+        return;
+    }
+    const auto *values = indices.const_data_ptr<int>();
+    for (int64_t i = 0; i < indices.numel(); i++) {
+        auto least = rising && i > 0 ? values[i - 1] : 0;
+        auto most = rising && i == 0 ? 0 : limit - 1;
+        TORCH_CHECK_VALUE(
+            values[i] >= least && values[i] <= most,
+            "metatomic_tc::",
+            name,
+            " needs '",
+            what,
+            "' with numbers from ",
+            least,
+            " to ",
+            most,
+            " at index ",
+            i,
+            ", but found ",
+            values[i],
+            "."
+        );
+    }
+}
+
 /// The arguments of one call of an operator: makes them contiguous and checks that they fit.
 class Arguments {
   public:
@@ -58,10 +90,35 @@ class Arguments {
         return checked(tensor, what, first.scalar_type(), sizes);
     }
 
+    /// @param limit the numbers are below it
     at::Tensor indices(
+        const at::Tensor &tensor,
+        const char *what,
+        std::initializer_list<int64_t> sizes,
+        int64_t limit
+    ) const {
+        auto result = checked(tensor, what, at::kInt, sizes);
+        expect_indices(name, what, result, limit, false);
+        return result;
+    }
+
+    at::Tensor integers(
         const at::Tensor &tensor, const char *what, std::initializer_list<int64_t> sizes
     ) const {
         return checked(tensor, what, at::kInt, sizes);
+    }
+
+    /// Where the rows of atoms begin among `edges`, and where the last one ends.
+    at::Tensor row_starts(const at::Tensor &tensor, int64_t atoms, int64_t edges) const {
+        TORCH_CHECK_VALUE(
+            tensor.numel() > 0,
+            "metatomic_tc::",
+            name,
+            " needs 'row_starts' [atoms + 1], but found none."
+        );
+        auto result = checked(tensor, "row_starts", at::kInt, {atoms + 1});
+        expect_indices(name, "row_starts", result, edges + 1, true);
+        return result;
     }
 
   private:

@@ -31,6 +31,10 @@ struct NormTensors {
     )
         : weight(arguments.values(weight, "weight", {width})), epsilon(epsilon),
           layer_norm(layer_norm) {
+        TORCH_CHECK_VALUE(
+            layer_norm || !(bias.has_value() && bias->defined()),
+            "metatomic_tc's RMSNorm has no 'bias', but found one; give none, or layer_norm=True."
+        );
         if (bias.has_value() && bias->defined()) {
             this->bias = arguments.values(*bias, "bias", {width});
         }
@@ -231,7 +235,7 @@ struct ReversedPairNorm : public torch::autograd::Function<ReversedPairNorm> {
         auto below_autograd = at::AutoDispatchBelowADInplaceOrView();
         auto arguments = pet::Arguments(name, x);
         auto values = arguments.values(x, "x", {-1, -1});
-        auto indices = arguments.indices(reverse, "reverse", {values.size(0)});
+        auto indices = arguments.indices(reverse, "reverse", {values.size(0)}, values.size(0));
         auto width = 2 * values.size(1);
         auto norm = NormTensors(arguments, width, weight, bias, epsilon, true);
         auto result = at::empty({values.size(0), width}, x.options());
@@ -314,7 +318,9 @@ struct EdgeTokens : public torch::autograd::Function<EdgeTokens> {
             arguments.values(vectors, "vectors", {-1, 3}),
             arguments.values(geometry_weight, "geometry_weight", {-1, 4}),
             arguments.values(neighbor_table, "neighbor_table", {-1, width}),
-            arguments.indices(neighbor_species, "neighbor_species", {edges}),
+            arguments.indices(
+                neighbor_species, "neighbor_species", {edges}, neighbor_table.size(0)
+            ),
         };
         auto result = at::empty({edges, width}, vectors.options());
         AT_DISPATCH_FLOATING_TYPES(vectors.scalar_type(), name, [&] {
@@ -364,7 +370,7 @@ struct SegmentSum : public torch::autograd::Function<SegmentSum> {
         auto saved = variable_list{
             arguments.values(values, "values", {-1, -1}),
             arguments.values(factors, "factors", {values.size(0)}),
-            arguments.indices(row_starts, "row_starts", {-1}),
+            arguments.row_starts(row_starts, row_starts.numel() - 1, values.size(0)),
         };
         auto atoms = row_starts.numel() - 1;
         auto sums = at::empty({atoms, values.size(1)}, values.options());
@@ -438,7 +444,7 @@ struct AverageReversed : public torch::autograd::Function<AverageReversed> {
         auto arguments = pet::Arguments(name, x);
         auto first = arguments.values(x, "x", {-1, -1});
         auto second = arguments.values(y, "y", {first.size(0), first.size(1)});
-        auto indices = arguments.indices(reverse, "reverse", {first.size(0)});
+        auto indices = arguments.indices(reverse, "reverse", {first.size(0)}, first.size(0));
         context->save_for_backward({indices});
         return average(first, second, indices);
     }

@@ -118,7 +118,6 @@ def export(
             model, used = _with_backend(model, backend)
     with steps(f"Converting its linear layers to {mode}"):
         converted, report = convert_with_report(model, mode, layers)
-        report.expect_any(layers)
     with steps(f"Writing {destination}"):
         _save(converted, destination, extensions)
 

@@ -124,7 +124,6 @@ def model_text(
     shown = mode or (used[0] if len(used) == 1 else modes.DEFAULT_MODE)
     chosen = "*" if pattern is None else pattern
     report = conversion_report(model, shown, chosen)
-    report.expect_any(chosen)
     capabilities = model.capabilities()
     unit = capabilities.length_unit or "(no length unit)"
     types = list(capabilities.atomic_types)

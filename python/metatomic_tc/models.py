@@ -57,7 +57,7 @@ class ConversionReport:
         """
         if pattern != "*" and self.replaced == 0:
             raise ValueError(
-                f"--layers {pattern} chooses none of the {len(self.layers)} linear layers, or only "
+                f"layers '{pattern}' chooses none of the {len(self.layers)} linear layers, or only "
                 "such that are too small for a mode; they are listed by: "
                 "metatomic-tc info MODEL.pt --layers '*'"
             )
@@ -85,7 +85,7 @@ def load(
         in FP32.
     :return: the model on the CPU, to be used in any metatomic engine
     :raises ModelFileError: if the file is something else; the message says what, and what to do
-    :raises ValueError: if there is no such mode
+    :raises ValueError: if there is no such mode, or ``layers`` chooses none that would use it
     :raises RuntimeError: if the file cannot be read
     """
     path = Path(path)
@@ -96,9 +96,10 @@ def load(
     load_model_extensions(str(path), directory)
     check_atomistic_model(str(path))
     try:
-        content, _ = torch.ops.metatomic_tc.convert(_tensor_of(path.read_bytes()), mode, layers)
+        content, report = _converted(_tensor_of(path.read_bytes()), mode, layers)
     except RuntimeError as error:
         raise RuntimeError(model_files.reading_failed(path, error)) from error
+    report.expect_any(layers)
     return _model_of(content)
 
 
@@ -112,7 +113,7 @@ def convert(model: torch.nn.Module, mode: str = DEFAULT_MODE, layers: str = "*")
     :param layers: see :func:`load`
     :return: the new model, on the device of ``model``
     :raises TypeError: if ``model`` is not a metatomic model
-    :raises ValueError: if there is no such mode
+    :raises ValueError: if there is no such mode, or ``layers`` chooses none that would use it
     """
     return convert_with_report(model, mode, layers)[0]
 
@@ -143,6 +144,7 @@ def convert_with_report(
     if not isinstance(model, torch.jit.ScriptModule):
         scripted = torch.jit.script(model).eval()
     content, report = convert_script_module(scripted, mode, layers)
+    report.expect_any(layers)
     return _model_of(content), report
 
 
@@ -156,15 +158,21 @@ def convert_script_module(
     """
     buffer = io.BytesIO()
     torch.jit.save(module, buffer)
-    content, report = torch.ops.metatomic_tc.convert(_tensor_of(buffer.getvalue()), mode, layers)
-    report = json.loads(report)
-    layers = [LinearLayer(**layer) for layer in report["layers"]]
-    return content, ConversionReport(report["mode"], layers, report["fused"])
+    return _converted(_tensor_of(buffer.getvalue()), mode, layers)
 
 
 def load_script_module(content: torch.Tensor) -> torch.jit.ScriptModule:
     """The TorchScript module in the bytes of a file (uint8, on the CPU)."""
     return torch.jit.load(io.BytesIO(content.numpy().data))
+
+
+def _converted(
+    content: torch.Tensor, mode: str, layers: str
+) -> tuple[torch.Tensor, ConversionReport]:
+    content, text = torch.ops.metatomic_tc.convert(content, mode, layers)
+    report = json.loads(text)
+    found = [LinearLayer(**layer) for layer in report["layers"]]
+    return content, ConversionReport(report["mode"], found, report["fused"])
 
 
 def _tensor_of(content: bytes) -> torch.Tensor:

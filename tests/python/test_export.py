@@ -124,7 +124,7 @@ def test_chosen_layers(tiny_pet, tmp_path, capsys):
     assert 0 < chosen.replaced < export(tiny_pet, tmp_path / "all.pt").report.replaced
     assert all("heads" in layer.path for layer in chosen.layers if layer.replaced)
     assert main(["export", str(tiny_pet), "-o", str(tmp_path / "none.pt"), "--layers", "nose"]) == 1
-    assert "--layers nose chooses none of the" in capsys.readouterr().err
+    assert "layers 'nose' chooses none of the" in capsys.readouterr().err
     assert not (tmp_path / "none.pt").exists()
 
 

@@ -68,7 +68,7 @@ def test_layers_of_a_model(tiny_pet, capsys):
         assert mode == "fp32" or (mode == "tf32x3" and "heads" not in path)
     assert "tf32x3" in modes.values()
     assert main(["info", str(tiny_pet), "--layers", "nothing"]) == 1
-    assert "--layers nothing chooses none of the" in capsys.readouterr().err
+    assert "layers 'nothing' chooses none of the" in capsys.readouterr().err
 
 
 def test_a_model_with_chosen_layers(tiny_pet, tmp_path, capsys):

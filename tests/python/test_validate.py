@@ -437,6 +437,21 @@ def test_lammps_is_ended_with_the_script_that_started_it(tmp_path):
         run.check()
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_what_is_ended_is_not_interrupted_again(number):
+    before = signal.getsignal(number)
+    ended = False
+    with pytest.raises(KeyboardInterrupt), driver._interrupted_once():
+        try:
+            signal.raise_signal(number)
+        except KeyboardInterrupt:
+            for other in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.raise_signal(other)
+            ended = True
+            raise
+    assert ended and signal.getsignal(number) == before
+
+
 def test_interrupted_dynamics_are_analysed_and_continued(network, tmp_path, monkeypatch):
     settings = Settings(
         nve_structure="water-24", nve_picoseconds=0.4, nve_every=2, nve_temperature=50.0

@@ -355,17 +355,26 @@ def _told_how_to_go_on(directory: Path):
 
 
 @contextlib.contextmanager
-def _terminated_like_interrupted():
-    """Batch systems and ``timeout`` end programs by SIGTERM; what is done is kept then, too."""
+def _interrupted_once():
+    """
+    Batch systems and ``timeout`` end programs by SIGTERM, terminals by SIGHUP: what is done is kept
+    then as after Ctrl-C. It takes seconds to end all that runs, and further signals wait for that.
+    """
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    # nohup ignores SIGHUP
+    numbers = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
 
     def interrupt(number, frame):
+        for other in numbers:
+            signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def run(arguments) -> int:
@@ -385,7 +394,7 @@ def run(arguments) -> int:
         "speed_atoms": arguments.atoms and tuple(arguments.atoms),
     }
     changes = {key: value for key, value in changes.items() if value is not None}
-    with _terminated_like_interrupted(), _told_how_to_go_on(Path(arguments.output)):
+    with _interrupted_once(), _told_how_to_go_on(Path(arguments.output)):
         data = validate(
             arguments.model,
             arguments.modes,
