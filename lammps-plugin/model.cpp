@@ -411,7 +411,8 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
         std::to_string(report.layers.size()) + " linear layers of " + path + ", such as " +
         report.layers.front().path + " and " + report.layers.back().path +
         ", or only such that are too small for a mode; all of them are listed by: metatomic-tc "
-        "info " + path + " --layers '*'");
+        "info " +
+        path + " --layers '*'");
   self.module.to(self.device);
   self.components = {self.sample_labels({"xyz"}, torch::arange(3, torch::kInt32).reshape({3, 1}))};
   self.properties = self.sample_labels({"distance"}, torch::zeros({1, 1}, torch::kInt32));

@@ -38,8 +38,8 @@ namespace LAMMPS_NS {
 ///                        the model instead of the gradient of the energy; default off
 /// uncertainty_threshold  energy or off: warn where an atom's energy is more uncertain; default
 ///                        0.1 eV if the model has an uncertainty
-/// memory                 fast: keep everything for the backward pass; lean: keep little, in four
-///                        thirds of the time, only PET with the backend of metatomic-tc; auto: lean
+/// memory                 fast: keep everything for the backward pass; lean: keep little, in 1.4
+///                        times the time, only PET with the backend of metatomic-tc; auto: lean
 ///                        where the memory of the GPU is too small for fast; default auto
 /// profile                yes or no: print at the end of a run where its time went; default no
 ///

@@ -454,3 +454,12 @@ def test_gradient_of_the_gated_activation(shape, dtype, device):
         found.double().cpu(), expected, rtol=tolerance, atol=tolerance, equal_nan=True
     )
     torch.testing.assert_close(found, again, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def test_the_gradient_of_the_gated_activation_refuses_what_does_not_fit(device):
+    product = torch.zeros(3, 8, device=device)
+    for gradient in (torch.zeros(3, 8), torch.zeros(2, 4), torch.zeros(())):
+        with pytest.raises(ValueError, match="with the sizes of the gradient"):
+            torch.ops.metatomic_tc.glu_backward(gradient.to(device), product)
+    with pytest.raises(TypeError, match="two float32 or float64 tensors"):
+        torch.ops.metatomic_tc.glu_backward(torch.zeros(3, 4, device=device).half(), product)

@@ -499,6 +499,43 @@ def test_a_weight_anywhere_in_memory(device):
     assert all(torch.equal(found[part], value) for part, value in expected.items())
 
 
+@pytest.mark.parametrize(
+    ("name", "argument", "position", "value"),
+    [
+        ("attention 3 x 8", "row_starts", 0, 1),
+        ("attention 3 x 8", "row_starts", 1, 2**31 - 1),
+        ("attention 3 x 8", "row_starts", 2, -3),
+        ("attention 3 x 8", "row_starts", -1, 1000),
+        ("segment_sum 24", "row_starts", -1, 1000),
+        ("reversed_pair_norm 24", "reverse", 3, -1),
+        ("reversed_pair_norm 24", "reverse", 0, 2**31 - 1),
+        ("average_reversed 24", "reverse", -1, -(2**31)),
+        ("edge_tokens 24", "neighbor_species", 2, 5),
+        ("edge_vectors", "neighbors", 1, 1000),
+        ("edge_vectors", "system_indices", 0, 7),
+        ("cutoff_factors bump", "reverse", 0, 1000),
+        ("adaptive_cutoffs", "row_starts", 1, -1),
+    ],
+)
+def test_indices_out_of_range_are_refused_on_the_cpu(name, argument, position, value):
+    case = FEW[name]
+    arguments = prepared(case, torch.float64, "cpu")
+    arguments[argument] = arguments[argument].clone()
+    arguments[argument][position] = value
+    with pytest.raises(ValueError, match=f"'{argument}' with numbers from .* but found {value}"):
+        operator(case)(**arguments)
+
+
+def test_reverses_of_indices_out_of_range_are_refused_on_the_cpu():
+    g = GRAPHS["batch"]
+    arguments = [g.neighbors, g.cell_shifts, g.row_starts]
+    for position, name in [(0, "neighbors"), (2, "row_starts")]:
+        wrong = [argument.clone() for argument in arguments]
+        wrong[position][1] = -1
+        with pytest.raises(ValueError, match=f"'{name}' with numbers from .* but found -1"):
+            torch.ops.metatomic_tc.pet_reverse_edges(*wrong)
+
+
 # ---- modes of attention --------------------------------------------------------------------------
 
 

@@ -19,6 +19,7 @@ from metatomic_tc.cli import main
 from metatomic_tc.model_files import ModelFileError
 from metatomic_tc.validate import (
     conservation,
+    driver,
     lammps,
     relaxation,
     results,
