@@ -10,6 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "tf32.cuh"
 #include "wgmma_ptx.cuh"
 
 namespace metatomic_tc::wgmma {
@@ -37,12 +38,6 @@ __device__ inline uint32_t pack(__half2 pair) {
 
 __device__ inline uint32_t pack(__nv_bfloat162 pair) {
     return *reinterpret_cast<uint32_t *>(&pair);
-}
-
-/// TF32 keeps 10 bits of the mantissa; to nearest, ties away from zero. Wrong for the NaN whose
-/// bits are all ones, which becomes a zero: the rest of the split is NaN then.
-__device__ inline float round_to_tf32(float value) {
-    return __uint_as_float((bits(value) + 0x1000u) & 0xffffe000u);
 }
 
 } // namespace slices
@@ -78,7 +73,7 @@ template <int Parts> struct Tf32x3InParts {
     split(const float (&x)[8], int row, uint32_t (&fragments)[slice_count][16], float &) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
-            auto hi = slices::round_to_tf32(x[i]);
+            auto hi = round_to_tf32(x[i]);
             // The hardware cuts the low slice off after 10 bits. Half a unit of the last one is
             // between 0.5 and 1 times 2⁻¹¹ of the value: with 0.71, cutting off is all but rounding
             // to nearest. Unlike an integer addition it leaves NaN alone.
@@ -98,9 +93,9 @@ template <int Parts> struct Tf32x3InParts {
     __device__ static void pack(const float (&w)[4], uint4 (&packed)[slice_count]) {
         float hi[4], lo[4];
         for (int i = 0; i < 4; i++) {
-            hi[i] = slices::round_to_tf32(w[i]);
+            hi[i] = round_to_tf32(w[i]);
             lo[i] = w[i] - hi[i];
-            lo[i] = isfinite(lo[i]) ? slices::round_to_tf32(lo[i]) : lo[i];
+            lo[i] = isfinite(lo[i]) ? round_to_tf32(lo[i]) : lo[i];
         }
         packed[0] = *reinterpret_cast<uint4 *>(hi);
         packed[1] = *reinterpret_cast<uint4 *>(lo);

@@ -225,6 +225,12 @@ torch::autograd::variable_list gradients_of(
     return result;
 }
 
+/// A gradient that the kernels must find, zeros if there is none.
+inline at::Tensor
+or_zeros(const at::Tensor &gradient, at::IntArrayRef sizes, const at::TensorOptions &options) {
+    return gradient.defined() ? gradient : at::zeros(sizes, options);
+}
+
 template <class T> const T *pointer(const at::Tensor &tensor) {
     return tensor.defined() ? tensor.const_data_ptr<T>() : nullptr;
 }

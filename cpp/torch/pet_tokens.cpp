@@ -111,9 +111,8 @@ struct ConcatenatedNorm : public torch::autograd::Function<ConcatenatedNorm> {
             auto saved = context->get_saved_variables();
             auto norm = NormTensors(saved[2], context);
             auto rows = saved[0].size(0) + saved[1].size(0);
-            auto gradient = gradients[0].defined()
-                                ? gradients[0]
-                                : at::zeros({rows, saved[0].size(1)}, saved[0].options());
+            auto width = saved[0].size(1);
+            auto gradient = pet::or_zeros(gradients[0], {rows, width}, saved[0].options());
             auto direct = gradients[1];
             result[0] = at::empty_like(saved[0]);
             result[1] = at::empty_like(saved[1]);
@@ -262,9 +261,8 @@ struct ReversedPairNorm : public torch::autograd::Function<ReversedPairNorm> {
             auto saved = context->get_saved_variables();
             auto norm = NormTensors(saved[2], context);
             auto rows = saved[0].size(0);
-            auto gradient = gradients[0].defined()
-                                ? gradients[0]
-                                : at::zeros({rows, 2 * saved[0].size(1)}, saved[0].options());
+            auto width = 2 * saved[0].size(1);
+            auto gradient = pet::or_zeros(gradients[0], {rows, width}, saved[0].options());
             auto direct = gradients[1];
             result[0] = at::empty_like(saved[0]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {

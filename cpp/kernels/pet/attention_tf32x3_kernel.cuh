@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "../tf32.cuh"
 #include "attention.hpp"
 
 /// Attention with 3xTF32 products on Tensor Cores (mma.sync m16n8k8), for heads of 16 or 32
@@ -16,11 +17,6 @@ namespace {
 namespace tf32x3 {
 
 constexpr unsigned everyone = 0xffffffffu;
-
-/// The nearest TF32 number, in fewer cycles than by `cvt.rna`; 0 for some NaNs.
-__device__ inline unsigned to_tf32(float x) {
-    return (__float_as_uint(x) + 0x1000u) & 0xffffe000u;
-}
 
 /// sum += a·b for a [16, 8] and b [8, 8]
 __device__ inline void
@@ -49,11 +45,9 @@ struct Split {
 };
 
 __device__ inline Split split(float x) {
-    Split result;
-    result.high = to_tf32(x);
+    auto high = round_to_tf32(x);
     // at most 12 bits, of which the product takes the first 11; NaN if x is
-    result.low = __float_as_uint(x - __uint_as_float(result.high));
-    return result;
+    return {__float_as_uint(high), __float_as_uint(x - high)};
 }
 
 /// A sum of few terms: the accumulator of a product drops the bits behind FP32's instead of

@@ -194,14 +194,14 @@ template <class T> struct ResidualNormBackward {
 /// Two edges that are each other's reverse, which read the same rows: the first of them does the
 /// work of both.
 struct EdgePair {
-    int64_t row, partner;
+    int64_t partner;
     /// whether the work is another's
     bool skipped;
     /// whether the work is that of `partner`, too
     bool both;
 
     METATOMIC_TC_HOST_DEVICE EdgePair(const int *reverse, int64_t row)
-        : row(row), partner(read(reverse + row)), skipped(false), both(false) {
+        : partner(read(reverse + row)) {
         auto mutual = partner != row && read(reverse + partner) == row;
         skipped = mutual && partner < row;
         both = mutual && partner > row;
