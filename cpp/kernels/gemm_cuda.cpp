@@ -5,6 +5,7 @@
 #include <cuda_runtime_api.h>
 
 #include "cublas.hpp"
+#include "cuda_status.hpp"
 #include "cutlass_3xtf32.hpp"
 #include "mma_bf16.hpp"
 #include "nonfinite.hpp"
@@ -12,7 +13,9 @@
 
 namespace metatomic_tc {
 
-bool fuses_activation(Implementation implementation) {
+namespace {
+
+bool uses_wgmma(Implementation implementation) {
     switch (implementation) {
     case Implementation::wgmma_tf32x3:
     case Implementation::wgmma_fp16x3:
@@ -22,6 +25,33 @@ bool fuses_activation(Implementation implementation) {
     default:
         return false;
     }
+}
+
+} // namespace
+
+bool fuses_activation(Implementation implementation) {
+    return uses_wgmma(implementation);
+}
+
+int gemm_packing(Implementation implementation, const Gemm &problem) {
+    return uses_wgmma(implementation) ? wgmma::packing(implementation, problem) : 0;
+}
+
+std::size_t gemm_packed_size(Implementation implementation, const Gemm &problem) {
+    return wgmma::packed_size(implementation, problem);
+}
+
+void gemm_pack(Implementation implementation, const Gemm &problem, void *packed, void *stream) {
+    wgmma::pack(implementation, problem, packed, stream);
+}
+
+bool is_captured(void *stream) {
+    auto status = cudaStreamCaptureStatusNone;
+    check(
+        cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status),
+        "asking whether a graph is captured"
+    );
+    return status != cudaStreamCaptureStatusNone;
 }
 
 std::size_t gemm_workspace_size(Implementation implementation, const Gemm &problem) {

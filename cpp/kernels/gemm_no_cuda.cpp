@@ -20,6 +20,22 @@ bool fuses_activation(Implementation) {
     return false;
 }
 
+int gemm_packing(Implementation, const Gemm &) {
+    return 0;
+}
+
+std::size_t gemm_packed_size(Implementation, const Gemm &) {
+    refuse();
+}
+
+void gemm_pack(Implementation, const Gemm &, void *, void *) {
+    refuse();
+}
+
+bool is_captured(void *) {
+    return false;
+}
+
 std::size_t gemm_workspace_size(Implementation, const Gemm &) {
     refuse();
 }

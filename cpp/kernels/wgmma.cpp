@@ -12,13 +12,23 @@ namespace metatomic_tc::wgmma {
 namespace {
 
 struct Functions {
+    std::size_t (*packed_size)(const Gemm &);
+    void (*pack)(const Gemm &, void *, cudaStream_t);
     std::size_t (*workspace_size)(const Gemm &, int);
     void (*launch)(const Gemm &, int, void *, cudaStream_t);
 };
 
+template <typename Mode, int TileN> Functions functions_of_tile() {
+    return {
+        &packed_size<Mode, TileN>,
+        &pack<Mode, TileN>,
+        &workspace_size<Mode, TileN>,
+        &launch<Mode, TileN>
+    };
+}
+
 template <typename Mode> Functions functions(int tile_n) {
-    return tile_n == 64 ? Functions{&workspace_size<Mode, 64>, &launch<Mode, 64>}
-                        : Functions{&workspace_size<Mode, 128>, &launch<Mode, 128>};
+    return tile_n == 64 ? functions_of_tile<Mode, 64>() : functions_of_tile<Mode, 128>();
 }
 
 /// The kernels of an implementation for products with this K. Those in two parts cut the
@@ -70,6 +80,23 @@ Tiling tiling(Implementation implementation, const Gemm &problem) {
         }
     }
     throw std::logic_error("wgmma_tilings.inc has no row for " + to_string(implementation) + ".");
+}
+
+int packing(Implementation implementation, const Gemm &problem) {
+    auto chosen = tiling(implementation, problem);
+    auto tiles = (problem.M + 127) / 128 * ((problem.N + chosen.tile_n - 1) / chosen.tile_n);
+    return chosen.splits == 1 || tiles <= most_tiles_in_parts ? chosen.tile_n : 0;
+}
+
+std::size_t packed_size(Implementation implementation, const Gemm &problem) {
+    auto chosen = tiling(implementation, problem);
+    return functions(implementation, chosen.tile_n, problem.K).packed_size(problem);
+}
+
+void pack(Implementation implementation, const Gemm &problem, void *packed, void *stream) {
+    auto chosen = tiling(implementation, problem);
+    functions(implementation, chosen.tile_n, problem.K)
+        .pack(problem, packed, static_cast<cudaStream_t>(stream));
 }
 
 std::size_t workspace_size(Implementation implementation, const Gemm &problem) {

@@ -18,10 +18,18 @@ struct Tiling {
 /// The tiling that `gemm` uses, from the table in wgmma_tilings.inc.
 Tiling tiling(Implementation implementation, const Gemm &problem);
 
+/// As `gemm_packing`.
+int packing(Implementation implementation, const Gemm &problem);
+
+std::size_t packed_size(Implementation implementation, const Gemm &problem);
+
+/// As `gemm_pack`.
+void pack(Implementation implementation, const Gemm &problem, void *packed, void *stream);
+
 std::size_t workspace_size(Implementation implementation, const Gemm &problem);
 
-/// As `metatomic_tc::gemm`. The weight is packed in each call, so that a changed one is never
-/// mistaken for the old one.
+/// As `metatomic_tc::gemm`. Without `packed` the weight is packed in each call, so that a changed
+/// one is never mistaken for the old one.
 void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream);
 
 /// How the copy engine finds tiles of 128 rows and 32 columns of a matrix with `M` rows and `K`

@@ -40,7 +40,7 @@ struct Parameters {
     /// Sums of the parts, [tiles, splits, values of a tile], and for each half of a tile the number
     /// of parts that are there; unused with one part.
     float *partial_sums;
-    int *finished_parts;
+    unsigned *finished_parts;
     /// [blocks, values of a tile]: sums of the steps before the last `long_steps`; unused where
     /// there are no more steps.
     float *long_sums;
@@ -461,7 +461,11 @@ __device__ bool join_parts(
     __threadfence();
     ptx::warpgroup_barrier(1 + warpgroup);
     if (thread % 128 == 0) {
-        arrivals[warpgroup] = atomicAdd(parameters.finished_parts + 2 * tile + warpgroup, 1);
+        // the last one sets it to 0 again
+        arrivals[warpgroup] = static_cast<int>(atomicInc(
+            parameters.finished_parts + 2 * tile + warpgroup,
+            static_cast<unsigned>(parameters.splits) - 1
+        ));
         __threadfence();
     }
     ptx::warpgroup_barrier(1 + warpgroup);

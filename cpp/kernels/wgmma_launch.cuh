@@ -6,6 +6,7 @@
 #include "cuda_status.hpp"
 #include "wgmma.hpp"
 #include "wgmma_kernel.cuh"
+#include "wgmma_modes.hpp"
 #include "wgmma_pack.cuh"
 
 namespace metatomic_tc::wgmma {
@@ -34,61 +35,110 @@ class Allocator {
     int64_t used_ = 0;
 };
 
+/// How many tiles and steps a product has.
+template <int TileN> struct Extent {
+    int64_t tiles_m, tiles_n, steps, splits;
+
+    explicit Extent(const Gemm &problem, int splits_asked = 1)
+        : tiles_m(ceil_div(problem.M, tile_m)), steps(ceil_div(problem.K, step_k)),
+          splits(std::min<int64_t>(splits_asked, steps)) {
+        auto pairs = problem.activation == Activation::swiglu;
+        tiles_n = ceil_div(pairs ? problem.N / 2 : problem.N, pairs ? TileN / 2 : TileN);
+    }
+
+    int64_t tiles() const {
+        return tiles_m * tiles_n;
+    }
+};
+
+/// The weight as the kernel reads it.
+template <typename Mode, int TileN> struct Packed {
+    unsigned char *weight;
+    float *inverses;
+    int64_t counters;
+    /// 0 before and after a product
+    unsigned *finished_parts;
+
+    Packed(const Gemm &problem, int64_t counters, Allocator &allocator) : counters(counters) {
+        auto extent = Extent<TileN>(problem);
+        auto rows = extent.tiles_n * extent.steps * TileN;
+        weight = allocator.take<unsigned char>(rows * Mode::weight_row_bytes);
+        inverses = allocator.take<float>(Mode::scaled ? problem.N : 0);
+        finished_parts = allocator.take<unsigned>(counters);
+    }
+
+    /// Where `gemm_pack` puts it.
+    static Packed of(const Gemm &problem, void *memory) {
+        auto allocator = Allocator(memory);
+        return Packed(problem, 2 * most_tiles_in_parts, allocator);
+    }
+
+    void fill(const Gemm &problem, cudaStream_t stream) const {
+        auto extent = Extent<TileN>(problem);
+        auto groups = extent.tiles_n * TileN / 16;
+        // enough blocks to keep the GPU busy, of four steps or more
+        auto parts_of_k =
+            std::clamp<int64_t>(4 * multiprocessors() / groups, 1, ceil_div(extent.steps, 4));
+        pack_kernel<Mode, TileN><<<dim3(groups, parts_of_k), 256, 0, stream>>>(
+            problem, extent.steps, weight, inverses, finished_parts, counters
+        );
+        check(cudaGetLastError(), "packing the weight");
+    }
+};
+
+template <typename Mode, int TileN> std::size_t packed_size(const Gemm &problem) {
+    auto allocator = Allocator(nullptr);
+    Packed<Mode, TileN>(problem, 2 * most_tiles_in_parts, allocator);
+    return allocator.used();
+}
+
+template <typename Mode, int TileN>
+void pack(const Gemm &problem, void *memory, cudaStream_t stream) {
+    Packed<Mode, TileN>::of(problem, memory).fill(problem, stream);
+}
+
 /// What a launch needs besides the operands.
 template <typename Mode, int TileN> struct Workspace {
-    unsigned char *weight;
-    float *weight_inverses;
+    Extent<TileN> extent;
+    Allocator allocator;
+    Packed<Mode, TileN> packed;
     float *partial_sums;
-    int *finished_parts;
     float *long_sums;
     /// A with rows aligned to 16 bytes, where those of the caller are not.
     float *rows;
-    int64_t tiles_m, tiles_n, steps, splits, grid, rows_ld;
-    std::size_t size;
+    int64_t grid, rows_ld;
 
-    Workspace(const Gemm &problem, int splits_asked, void *memory) {
-        auto columns = problem.activation == Activation::swiglu ? problem.N / 2 : problem.N;
-        auto columns_per_tile = problem.activation == Activation::swiglu ? TileN / 2 : TileN;
-        tiles_m = ceil_div(problem.M, tile_m);
-        tiles_n = ceil_div(columns, columns_per_tile);
-        steps = ceil_div(problem.K, step_k);
-        splits = std::min<int64_t>(splits_asked, steps);
-        auto allocator = Allocator(memory);
-        weight = allocator.take<unsigned char>(tiles_n * steps * TileN * Mode::weight_row_bytes);
-        weight_inverses = allocator.take<float>(Mode::scaled ? problem.N : 0);
-        auto tiles = tiles_m * tiles_n;
+    Workspace(const Gemm &problem, int splits_asked, void *memory)
+        : extent(problem, splits_asked), allocator(memory), packed(packed_of(problem)) {
+        auto tiles = extent.tiles(), splits = extent.splits;
         partial_sums = allocator.take<float>(splits > 1 ? tiles * splits * tile_m * TileN : 0);
-        finished_parts = allocator.take<int>(splits > 1 ? 2 * tiles : 0);
         grid = std::min<int64_t>(tiles * splits, multiprocessors());
-        auto is_long = ceil_div(steps, splits) > long_steps;
+        auto is_long = ceil_div(extent.steps, splits) > long_steps;
         long_sums = allocator.take<float>(is_long ? grid * tile_m * TileN : 0);
         auto aligned = reinterpret_cast<uintptr_t>(problem.A) % 16 == 0 && problem.lda % 4 == 0;
         rows_ld = aligned ? problem.lda : ceil_div(problem.K, 4) * 4;
         rows = aligned ? nullptr : allocator.take<float>(problem.M * rows_ld);
-        size = allocator.used();
+    }
+
+  private:
+    Packed<Mode, TileN> packed_of(const Gemm &problem) {
+        if (problem.packed != nullptr) {
+            return Packed<Mode, TileN>::of(problem, problem.packed);
+        }
+        return {problem, extent.splits > 1 ? 2 * extent.tiles() : 0, allocator};
     }
 };
 
 template <typename Mode, int TileN> std::size_t workspace_size(const Gemm &problem, int splits) {
-    return Workspace<Mode, TileN>(problem, splits, nullptr).size;
+    return Workspace<Mode, TileN>(problem, splits, nullptr).allocator.used();
 }
 
 template <typename Mode, int TileN>
 void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) {
     auto workspace = Workspace<Mode, TileN>(problem, splits, memory);
-    auto groups = workspace.tiles_n * TileN / 16;
-    // enough blocks to keep the GPU busy, of four steps or more
-    auto parts_of_k =
-        std::clamp<int64_t>(4 * multiprocessors() / groups, 1, ceil_div(workspace.steps, 4));
-    pack_kernel<Mode, TileN><<<dim3(groups, parts_of_k), 256, 0, stream>>>(
-        problem,
-        workspace.steps,
-        workspace.weight,
-        workspace.weight_inverses,
-        workspace.finished_parts,
-        workspace.splits > 1 ? 2 * workspace.tiles_m * workspace.tiles_n : 0
-    );
-    check(cudaGetLastError(), "packing the weight");
+    if (problem.packed == nullptr) {
+        workspace.packed.fill(problem, stream);
+    }
 
     const auto *rows = problem.A;
     if (workspace.rows != nullptr) {
@@ -112,14 +162,14 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
     };
     auto parameters = Parameters();
     parameters.problem = problem;
-    parameters.weight = workspace.weight;
-    parameters.weight_scales = workspace.weight_inverses;
-    parameters.tiles_m = workspace.tiles_m;
-    parameters.tiles_n = workspace.tiles_n;
-    parameters.steps = workspace.steps;
-    parameters.splits = workspace.splits;
+    parameters.weight = workspace.packed.weight;
+    parameters.weight_scales = workspace.packed.inverses;
+    parameters.tiles_m = workspace.extent.tiles_m;
+    parameters.tiles_n = workspace.extent.tiles_n;
+    parameters.steps = workspace.extent.steps;
+    parameters.splits = workspace.extent.splits;
     parameters.partial_sums = workspace.partial_sums;
-    parameters.finished_parts = workspace.finished_parts;
+    parameters.finished_parts = workspace.packed.finished_parts;
     parameters.long_sums = workspace.long_sums;
     parameters.aligned = problem.ldc % 4 == 0 && aligned(problem.C) && aligned(problem.bias) &&
                          aligned(problem.pre_activation) &&
@@ -136,8 +186,8 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
         );
         return true;
     });
-    // starts while the weight is being packed, and waits for that itself; a copy in between would
-    // not be waited for
+    // starts while the weight is being packed, or the rows are computed, and waits for that itself;
+    // a copy in between would not be waited for
     auto early = cudaLaunchAttribute();
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;
@@ -152,6 +202,10 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
 }
 
 #define METATOMIC_TC_INSTANTIATE_WGMMA(Mode)                                                       \
+    template std::size_t packed_size<Mode, 64>(const Gemm &);                                      \
+    template std::size_t packed_size<Mode, 128>(const Gemm &);                                     \
+    template void pack<Mode, 64>(const Gemm &, void *, cudaStream_t);                              \
+    template void pack<Mode, 128>(const Gemm &, void *, cudaStream_t);                             \
     template std::size_t workspace_size<Mode, 64>(const Gemm &, int);                              \
     template std::size_t workspace_size<Mode, 128>(const Gemm &, int);                             \
     template void launch<Mode, 64>(const Gemm &, int, void *, cudaStream_t);                       \

@@ -15,10 +15,21 @@ struct Bf16x6TwoParts;
 struct Bf16x9;
 struct Bf16x9TwoParts;
 
+/// Tiles of a product whose K is in parts and that can use a packed weight.
+constexpr int64_t most_tiles_in_parts = 1024;
+
+/// Bytes that `pack` fills.
+template <typename Mode, int TileN> std::size_t packed_size(const Gemm &problem);
+
+/// Enqueues the packing of the weight for products with tiles of 128 x `TileN`.
+template <typename Mode, int TileN>
+void pack(const Gemm &problem, void *packed, cudaStream_t stream);
+
 /// Bytes that `launch` needs.
 template <typename Mode, int TileN> std::size_t workspace_size(const Gemm &problem, int splits);
 
-/// Packs the weight and enqueues the product with tiles of 128 x `TileN` and K in `splits` parts.
+/// Enqueues the product with tiles of 128 x `TileN` and K in `splits` parts, after the packing of
+/// the weight if there is no packed one.
 template <typename Mode, int TileN>
 void launch(const Gemm &problem, int splits, void *workspace, cudaStream_t stream);
 

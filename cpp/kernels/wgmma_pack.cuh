@@ -18,7 +18,12 @@ __device__ inline float weight_element(const Gemm &problem, int64_t row, int64_t
 /// Also sets `finished_parts` to 0.
 template <typename Mode, int TileN>
 __global__ void pack_kernel(
-    Gemm problem, int steps, unsigned char *packed, float *inverses, int *finished_parts, int parts
+    Gemm problem,
+    int steps,
+    unsigned char *packed,
+    float *inverses,
+    unsigned *finished_parts,
+    int parts
 ) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     ptx::next_kernel_start();

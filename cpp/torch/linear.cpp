@@ -16,6 +16,7 @@
 
 #include "../kernels/slices.hpp"
 #include "metatomic_tc/gemm.hpp"
+#include "packed_weights.hpp"
 #include "stream.hpp"
 
 namespace metatomic_tc {
@@ -261,6 +262,7 @@ void cuda_gemm(
         static_cast<int>(tile_n),
         static_cast<int>(splits),
     };
+    problem.packed = PackedWeights::find(implementation, problem, B, stream_of(rows));
     auto workspace_size = gemm_workspace_size(implementation, problem);
     auto workspace =
         at::empty({static_cast<int64_t>(workspace_size)}, rows.options().dtype(at::kByte));

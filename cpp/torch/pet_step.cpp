@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include "cuda_graph.hpp"
+#include "packed_weights.hpp"
 
 namespace metatomic_tc {
 
@@ -87,6 +88,8 @@ struct PetStep::Implementation {
     /// FP64: the energies of all atoms, the gradients with respect to positions and strain, the
     /// number of edges and that of pairs without a reverse, and the uncertainties if wanted
     at::Tensor result;
+    /// The model's, which nothing changes as long as it is used here.
+    std::unique_ptr<PackedWeights> packed_weights;
     std::optional<CudaGraph> graph;
 
     void set_structure(const at::Tensor &species, const at::Tensor &pairs, int64_t owned);
@@ -153,6 +156,14 @@ PetStep::PetStep(
     self.device = table.device();
     self.dtype = table.scalar_type();
     self.spare = spare;
+    auto tensors = std::vector<at::Tensor>();
+    for (const auto &tensor : self.backend.parameters()) {
+        tensors.push_back(tensor);
+    }
+    for (const auto &tensor : self.backend.buffers()) {
+        tensors.push_back(tensor);
+    }
+    self.packed_weights = std::make_unique<PackedWeights>(tensors);
     auto known = self.backend.attr("species_to_species_index").toTensor() >= 0;
     self.spare_species = known.nonzero()[0].item<int64_t>();
     if (!self.device.is_cuda()) {

@@ -106,6 +106,29 @@ def test_repeats_are_bit_identical(device):
         assert torch.equal(one, other)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("lean", [False, True])
+@pytest.mark.parametrize("mode", ["tf32x3", "bf16x6", "bf16x9"])
+def test_weights_are_packed_once(mode, lean):
+    if torch.cuda.get_device_capability() != (9, 0):
+        pytest.skip("kernels that pack weights are for compute capability 9.0")
+    model = metatomic_tc.convert(trained_model(dtype=torch.float32), mode)
+    (system,) = systems_of(["water"], model, torch.float32)
+    step = Step(model, device="cuda", lean=lean)
+    step.set_structure(system.types, pairs_of(system))
+    for _ in range(3):
+        expected = step(system.positions, system.cell)
+    assert step.captures == 1
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        found = step(system.positions, system.cell)
+        torch.cuda.synchronize()
+    kernels = [event.name for event in profiler.events()]
+    assert any("multiply_kernel" in name for name in kernels)
+    assert not any("pack_kernel" in name for name in kernels)
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("featurizer", ["feedforward", "residual"])
 def test_uncertainties(featurizer, device):
     from metatrain.llpr import LLPRUncertaintyModel

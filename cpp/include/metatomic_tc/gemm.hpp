@@ -47,10 +47,30 @@ struct Gemm {
     /// choice that was measured to be best.
     int tile_n = 0;
     int splits = 0;
+    /// B as `gemm_pack` left it, which is read in its place; nullptr: `gemm` packs B where it must.
+    /// Only one product at a time can use it.
+    void *packed = nullptr;
 };
 
 /// true when `gemm` computes activations with this implementation, in the pass that writes C.
 bool fuses_activation(Implementation implementation);
+
+/// How the implementation packs B before the product: problems with the same B, `transpose_b`, N, K
+/// and activation and the same number here can share `Gemm::packed`. 0 where B is read as it is, or
+/// is to be packed by `gemm` itself.
+int gemm_packing(Implementation implementation, const Gemm &problem);
+
+/// Bytes of device memory, aligned to 256, of `Gemm::packed`.
+/// @throws std::logic_error where `gemm_packing` is 0
+std::size_t gemm_packed_size(Implementation implementation, const Gemm &problem);
+
+/// Enqueues the packing of B into `packed`.
+/// @throws std::logic_error where `gemm_packing` is 0
+/// @throws std::runtime_error when the launch fails
+void gemm_pack(Implementation implementation, const Gemm &problem, void *packed, void *stream);
+
+/// Whether a CUDA graph captures the `stream`, so that what is enqueued is not done now.
+bool is_captured(void *stream);
 
 /// Bytes of device memory, aligned to 256, that `gemm` needs as its workspace.
 std::size_t gemm_workspace_size(Implementation implementation, const Gemm &problem);

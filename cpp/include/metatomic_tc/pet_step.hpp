@@ -27,7 +27,8 @@ class PetStep {
     why_not(const torch::jit::Module &model, const std::string &energy, bool uncertainty);
 
     /// @param model as above, one that `why_not` has nothing against, on the device where it is to
-    ///     run, in whatever modes its layers are, with frozen parameters
+    ///     run, in whatever modes its layers are, with frozen parameters, whose values must not
+    ///     change from now on: the kernels keep them in a form of their own
     /// @param energy, uncertainty as above
     /// @param spare the part of the arrays' rows to have free when a graph is captured. Without
     /// one there is no graph, and arrays are as large as they must be.
