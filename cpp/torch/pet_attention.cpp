@@ -94,11 +94,12 @@ struct Attention : public torch::autograd::Function<Attention> {
             if (tokens.is_cuda()) {
                 launch(problem, tensor_cores, stream_of(tokens));
             } else {
-                at::parallel_for(0, problem.atoms, 1, [&](int64_t begin, int64_t end) {
+                auto work = [&](int64_t begin, int64_t end) {
                     for (auto atom = begin; atom < end; atom++) {
                         pet::attend(problem, atom);
                     }
-                });
+                };
+                pet::run_on_cpu(work, problem.atoms, 1);
             }
         });
         context->save_for_backward(saved);
@@ -129,11 +130,12 @@ struct Attention : public torch::autograd::Function<Attention> {
                 if (gradient.is_cuda()) {
                     launch(problem, tensor_cores, stream_of(gradient));
                 } else {
-                    at::parallel_for(0, problem.forward.atoms, 1, [&](int64_t begin, int64_t end) {
+                    auto work = [&](int64_t begin, int64_t end) {
                         for (auto atom = begin; atom < end; atom++) {
                             pet::attend_backward(problem, atom);
                         }
-                    });
+                    };
+                    pet::run_on_cpu(work, problem.forward.atoms, 1);
                 }
             });
             result[0] = grad_qkv;

@@ -15,17 +15,41 @@
 /// What the operators of the PET backend share.
 namespace metatomic_tc::pet {
 
+#ifdef __x86_64__
+/// Calls `work(begin, end)`, with all that it calls compiled for AVX2.
+template <class Work>
+[[gnu::target("avx2,fma"), gnu::flatten]] void
+with_avx2(const Work &work, int64_t begin, int64_t end) {
+    work(begin, end);
+}
+#endif
+
+/// Calls `work(begin, end)` for parts of 0 to `count` on all cores of the CPU, with the widest
+/// vectors that it is compiled for.
+template <class Work> void run_on_cpu(const Work &work, int64_t count, int64_t grain_size) {
+    at::parallel_for(0, count, grain_size, [&](int64_t begin, int64_t end) {
+#ifdef __x86_64__
+        if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) {
+            with_avx2(work, begin, end);
+            return;
+        }
+#endif
+        work(begin, end);
+    });
+}
+
 /// Calls `rows(row, lanes)` for `count` rows on the device of `tensor`.
 template <class Rows> void run(const Rows &rows, int64_t count, const at::Tensor &tensor) {
     if (tensor.is_cuda()) {
         launch_rows(rows, count, stream_of(tensor));
         return;
     }
-    at::parallel_for(0, count, 16, [&](int64_t begin, int64_t end) {
+    auto work = [&](int64_t begin, int64_t end) {
         for (auto row = begin; row < end; row++) {
             rows(row, OneLane());
         }
-    });
+    };
+    run_on_cpu(work, count, 16);
 }
 
 /// Refuses indices on the CPU that are not from 0 to below `limit`; on a GPU that would take a

@@ -735,3 +735,19 @@ def test_second_derivatives_are_errors(name, device):
         total = sum((result**2).sum() for result in results)
         gradients = torch.autograd.grad(total, inputs, create_graph=True)
         torch.autograd.grad(sum(gradient.sum() for gradient in gradients), inputs)
+
+
+def test_silu_of_edge_tokens_far_from_zero(device):
+    inf = float("inf")
+    values = torch.tensor([[-inf, -3e38, -1e4, -89, -87.5, -20, 0, 20, 87.5, 89, 1e4, 3e38, inf]])
+    edges, dim = values.shape
+    found = torch.ops.metatomic_tc.pet_edge_tokens(
+        values.to(device),
+        torch.zeros(edges, 3, device=device),
+        torch.zeros(dim, 4, device=device),
+        torch.zeros(1, dim, device=device),
+        torch.zeros(edges, dtype=torch.int32, device=device),
+    )
+    expected = torch.nn.functional.silu(values.double()).float()
+    # exponentials below 1e-38 may be zero
+    torch.testing.assert_close(found.cpu(), expected, rtol=1e-6, atol=1e-35, equal_nan=True)

@@ -21,12 +21,14 @@ template <class T> struct Norm {
         mean = 0;
         if (layer_norm) {
             T sum = 0;
+            METATOMIC_TC_ADDS_TO(sum)
             for (int c = lanes.index(); c < width; c += lanes.count) {
                 sum += row(c);
             }
             mean = lanes.sum(sum) / T(width);
         }
         T squares = 0;
+        METATOMIC_TC_ADDS_TO(squares)
         for (int c = lanes.index(); c < width; c += lanes.count) {
             auto x = row(c) - mean;
             squares += x * x;
@@ -50,6 +52,7 @@ template <class T> struct Norm {
     METATOMIC_TC_HOST_DEVICE void
     moments(Row row, Gradient gradient, T mean, T scale, T &first, T &second, Lanes lanes) const {
         T sum = 0, product = 0;
+        METATOMIC_TC_ADDS_TO(sum, product)
         for (int c = lanes.index(); c < width; c += lanes.count) {
             auto weighted = gradient(c) * read(weight + c);
             sum += weighted;
@@ -378,6 +381,7 @@ template <class T> struct EdgeTokensBackward {
         auto width = tokens.width;
         auto input = tokens.edge(row);
         T sums[4] = {};
+        METATOMIC_TC_ADDS_TO(sums)
         for (int c = lanes.index(); c < width; c += lanes.count) {
             auto weights = tokens.weights(c);
             auto x = tokens.before_activation(input, weights, c);
@@ -450,6 +454,7 @@ template <class T> struct SegmentSumBackward {
         auto *upper = gradient + atom * width;
         for (int64_t edge = row_starts[atom]; edge < row_starts[atom + 1]; edge++) {
             T sum = 0;
+            METATOMIC_TC_ADDS_TO(sum)
             for (int c = lanes.index(); c < width; c += lanes.count) {
                 grad_values[edge * width + c] = read(upper + c) * read(factors + edge);
                 sum += read(upper + c) * read(values + edge * width + c);
