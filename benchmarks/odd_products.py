@@ -3,14 +3,21 @@
     compute-sanitizer --tool memcheck python benchmarks/odd_products.py
     compute-sanitizer --tool racecheck python benchmarks/odd_products.py
 
-Shapes with tails in M, N and K, unaligned rows, one row, several tiles for one block, K in several
-parts, Inf in the input, and the activations.
+Shapes with tails in M, N and K, unaligned rows, one row, several tiles for one block, rows for each
+multiprocessor, K in several parts, Inf in the input, and the activations.
 """
 
 import metatomic_tc
 import torch
 
-SHAPES = [(1, 16, 16), (130, 65, 33), (64, 17, 130), (300, 200, 96), (20, 128, 1056)]
+SHAPES = [
+    (1, 16, 16),
+    (130, 65, 33),
+    (64, 17, 130),
+    (300, 200, 96),
+    (20, 128, 1056),
+    (34000, 136, 200),
+]
 
 
 def main():

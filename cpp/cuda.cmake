@@ -58,6 +58,7 @@ target_sources(metatomic_tc PRIVATE
     kernels/wgmma_bf16x9.cu
     kernels/wgmma_bf16x9_two_parts.cu
     kernels/wgmma_fp16x3.cu
+    kernels/wgmma_fp16x3_shared.cu
     kernels/wgmma_tf32x3.cu
     kernels/wgmma_tf32x3_two_parts.cu
 )

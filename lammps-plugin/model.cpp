@@ -708,22 +708,28 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
   }
   part.build_positions = part.positions;
 
+  const auto evaluate = [&] {
+    // What an evaluation that failed left of another structure at this address.
+    self.kept_structures.erase(&part);
+    // A non-conservative stress needs a cell; it takes no memory.
+    if (self.step) {
+      PetStep probe(self.module, self.energy_key, false, std::nullopt);
+      probe.set_lean(self.step->lean());
+      const auto &kept = self.kept(part);
+      probe.set_structure(kept.types, kept.pairs, part.owned);
+      const auto positions = self.to_device(part.positions.data(), {sample, 3}, torch::kFloat64);
+      probe.evaluate(positions * self.angstrom, torch::zeros({3, 3}, torch::kFloat64));
+    } else {
+      self.evaluate_whole(part, self.stress_key.empty());
+    }
+    self.kept_structures.erase(&part);
+  };
+  // The first time weights are packed, which takes memory whatever the number of atoms.
+  if (self.step)
+    evaluate();
   at::accelerator::resetPeakStats(self.device.index());
   const auto before = allocated(self.device);
-  // What an evaluation that failed left of another structure at this address.
-  self.kept_structures.erase(&part);
-  // A non-conservative stress needs a cell; it takes no memory.
-  if (self.step) {
-    PetStep probe(self.module, self.energy_key, false, std::nullopt);
-    probe.set_lean(self.step->lean());
-    const auto &kept = self.kept(part);
-    probe.set_structure(kept.types, kept.pairs, part.owned);
-    const auto positions = self.to_device(part.positions.data(), {sample, 3}, torch::kFloat64);
-    probe.evaluate(positions * self.angstrom, torch::zeros({3, 3}, torch::kFloat64));
-  } else {
-    self.evaluate_whole(part, self.stress_key.empty());
-  }
-  self.kept_structures.erase(&part);
+  evaluate();
   Memory memory;
   memory.per_atom = static_cast<double>(allocated(self.device).peak - before.current) / sample;
   // What torch has reserved, but given to no tensor, can be used, too.

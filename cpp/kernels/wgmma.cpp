@@ -31,15 +31,33 @@ template <typename Mode> Functions functions(int tile_n) {
     return tile_n == 64 ? functions_of_tile<Mode, 64>() : functions_of_tile<Mode, 128>();
 }
 
+/// Whether the slices of rows stay in shared memory: where those of all K have room there, and
+/// every multiprocessor has rows of its own.
+bool keeps_slices(const Tiling &tiling, const Gemm &problem) {
+    return tiling.tile_n == 128 && tiling.splits == 1 && problem.K <= shared_slices_k &&
+           problem.M > 128 * int64_t(multiprocessors() - 1);
+}
+
 /// The kernels of an implementation for products with this K. Those in two parts cut the
 /// accumulator off half as often, for a few percent of the speed: where the others would be less
 /// accurate than native FP32, which is best in short sums and, as cuBLAS splits K, in long ones.
-Functions functions(Implementation implementation, int tile_n, int64_t K) {
+Functions functions(Implementation implementation, const Tiling &tiling, const Gemm &problem) {
+#ifndef METATOMIC_TC_WGMMA
+    throw std::runtime_error(
+        "This build of metatomic-tc has CUDA kernels for the architectures " +
+        std::string(cuda_architectures()) +
+        ", but a GPU of compute capability 9.0 needs those for 90a; build it again with "
+        "-C cmake.define.CMAKE_CUDA_ARCHITECTURES=90a-real, or without that option."
+    );
+#endif
+    auto tile_n = tiling.tile_n;
+    auto K = problem.K;
     switch (implementation) {
     case Implementation::wgmma_tf32x3:
         return K < 128 || K >= 1024 ? functions<Tf32x3TwoParts>(tile_n) : functions<Tf32x3>(tile_n);
     case Implementation::wgmma_fp16x3:
-        return functions<Fp16x3>(tile_n);
+        return keeps_slices(tiling, problem) ? functions_of_tile<Fp16x3Shared, 128>()
+                                             : functions<Fp16x3>(tile_n);
     case Implementation::wgmma_bf16x6:
         return K <= 64 ? functions<Bf16x6TwoParts>(tile_n) : functions<Bf16x6>(tile_n);
     case Implementation::wgmma_bf16x9:
@@ -85,41 +103,41 @@ Tiling tiling(Implementation implementation, const Gemm &problem) {
 int packing(Implementation implementation, const Gemm &problem) {
     auto chosen = tiling(implementation, problem);
     auto tiles = (problem.M + 127) / 128 * ((problem.N + chosen.tile_n - 1) / chosen.tile_n);
-    return chosen.splits == 1 || tiles <= most_tiles_in_parts ? chosen.tile_n : 0;
+    if (chosen.splits > 1 && tiles > most_tiles_in_parts) {
+        return 0;
+    }
+    // the order of K differs
+    auto shared = implementation == Implementation::wgmma_fp16x3 && keeps_slices(chosen, problem);
+    return shared ? -chosen.tile_n : chosen.tile_n;
 }
 
 std::size_t packed_size(Implementation implementation, const Gemm &problem) {
-    auto chosen = tiling(implementation, problem);
-    return functions(implementation, chosen.tile_n, problem.K).packed_size(problem);
+    if (packing(implementation, problem) == 0) {
+        throw std::logic_error("gemm_packing refuses what gemm_packed_size is asked for.");
+    }
+    return functions(implementation, tiling(implementation, problem), problem).packed_size(problem);
 }
 
 void pack(Implementation implementation, const Gemm &problem, void *packed, void *stream) {
-    auto chosen = tiling(implementation, problem);
-    functions(implementation, chosen.tile_n, problem.K)
+    if (packing(implementation, problem) == 0) {
+        throw std::logic_error("gemm_packing refuses what gemm_pack is asked for.");
+    }
+    functions(implementation, tiling(implementation, problem), problem)
         .pack(problem, packed, static_cast<cudaStream_t>(stream));
 }
 
 std::size_t workspace_size(Implementation implementation, const Gemm &problem) {
     auto chosen = tiling(implementation, problem);
-    return functions(implementation, chosen.tile_n, problem.K)
-        .workspace_size(problem, chosen.splits);
+    return functions(implementation, chosen, problem).workspace_size(problem, chosen.splits);
 }
 
 void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream) {
-#ifndef METATOMIC_TC_WGMMA
-    throw std::runtime_error(
-        "This build of metatomic-tc has CUDA kernels for the architectures " +
-        std::string(cuda_architectures()) +
-        ", but a GPU of compute capability 9.0 needs those for 90a; build it again with "
-        "-C cmake.define.CMAKE_CUDA_ARCHITECTURES=90a-real, or without that option."
-    );
-#endif
     auto chosen = tiling(implementation, problem);
-    functions(implementation, chosen.tile_n, problem.K)
+    functions(implementation, chosen, problem)
         .launch(problem, chosen.splits, workspace, static_cast<cudaStream_t>(stream));
 }
 
-CUtensorMap rows_map(const float *rows, int64_t M, int64_t K, int64_t ld) {
+CUtensorMap rows_map(const float *rows, int64_t M, int64_t K, int64_t ld, int rows_at_once) {
     // the driver is not linked: the library loads on machines without a GPU too
     using Encode = decltype(&cuTensorMapEncodeTiled);
     static const auto encode = [] {
@@ -139,7 +157,7 @@ CUtensorMap rows_map(const float *rows, int64_t M, int64_t K, int64_t ld) {
     auto map = CUtensorMap();
     cuuint64_t sizes[] = {static_cast<cuuint64_t>(K), static_cast<cuuint64_t>(M)};
     cuuint64_t strides[] = {static_cast<cuuint64_t>(ld) * sizeof(float)};
-    cuuint32_t box[] = {32, 128};
+    cuuint32_t box[] = {32, static_cast<cuuint32_t>(rows_at_once)};
     cuuint32_t element_strides[] = {1, 1};
     // the type with a TF32 in its name would round the elements to TF32
     auto status = encode(

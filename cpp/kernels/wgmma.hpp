@@ -32,9 +32,9 @@ std::size_t workspace_size(Implementation implementation, const Gemm &problem);
 /// one is never mistaken for the old one.
 void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream);
 
-/// How the copy engine finds tiles of 128 rows and 32 columns of a matrix with `M` rows and `K`
-/// columns, aligned to 16 bytes.
-CUtensorMap rows_map(const float *rows, int64_t M, int64_t K, int64_t ld);
+/// How the copy engine finds boxes of `rows_at_once` rows and 32 columns of a matrix with `M` rows
+/// and `K` columns, aligned to 16 bytes.
+CUtensorMap rows_map(const float *rows, int64_t M, int64_t K, int64_t ld, int rows_at_once);
 
 /// Number of multiprocessors of the current device.
 int multiprocessors();

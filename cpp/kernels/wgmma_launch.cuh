@@ -8,6 +8,7 @@
 #include "wgmma_kernel.cuh"
 #include "wgmma_modes.hpp"
 #include "wgmma_pack.cuh"
+#include "wgmma_shared_slices_kernel.cuh"
 
 namespace metatomic_tc::wgmma {
 
@@ -35,8 +36,28 @@ class Allocator {
     int64_t used_ = 0;
 };
 
+/// Which kernel a mode has.
+template <typename Mode, int TileN> struct KernelOf {
+    static constexpr auto *function = &multiply_kernel<Mode, TileN>;
+    static constexpr int shared_bytes = wgmma::shared_bytes<Mode, TileN>();
+    static constexpr int threads = wgmma::threads;
+    static constexpr int step_k = wgmma::step_k;
+    static constexpr int rows_at_once = tile_m;
+};
+
+template <int TileN> struct KernelOf<Fp16x3Shared, TileN> {
+    static constexpr auto *function = &shared_slices::multiply_kernel<Fp16x3Shared, TileN>;
+    static constexpr int shared_bytes = shared_slices::Shared<TileN>::bytes;
+    static constexpr int threads = shared_slices::threads;
+    static constexpr int step_k = shared_slices::step_k;
+    static constexpr int rows_at_once = shared_slices::unit_rows;
+};
+
 /// How many tiles and steps a product has.
-template <int TileN> struct Extent {
+template <typename Mode, int TileN> struct Extent {
+    static constexpr int step_k = KernelOf<Mode, TileN>::step_k;
+    /// Steps of the packed weight in one of the product.
+    static constexpr int packed_steps = step_k / wgmma::step_k;
     int64_t tiles_m, tiles_n, steps, splits;
 
     explicit Extent(const Gemm &problem, int splits_asked = 1)
@@ -60,8 +81,8 @@ template <typename Mode, int TileN> struct Packed {
     unsigned *finished_parts;
 
     Packed(const Gemm &problem, int64_t counters, Allocator &allocator) : counters(counters) {
-        auto extent = Extent<TileN>(problem);
-        auto rows = extent.tiles_n * extent.steps * TileN;
+        auto extent = Extent<Mode, TileN>(problem);
+        auto rows = extent.tiles_n * extent.steps * extent.packed_steps * TileN;
         weight = allocator.take<unsigned char>(rows * Mode::weight_row_bytes);
         inverses = allocator.take<float>(Mode::scaled ? problem.N : 0);
         finished_parts = allocator.take<unsigned>(counters);
@@ -74,13 +95,13 @@ template <typename Mode, int TileN> struct Packed {
     }
 
     void fill(const Gemm &problem, cudaStream_t stream) const {
-        auto extent = Extent<TileN>(problem);
-        auto groups = extent.tiles_n * TileN / 16;
+        auto extent = Extent<Mode, TileN>(problem);
+        auto groups = extent.tiles_n * TileN / 16, steps = extent.steps * extent.packed_steps;
         // enough blocks to keep the GPU busy, of four steps or more
         auto parts_of_k =
-            std::clamp<int64_t>(4 * multiprocessors() / groups, 1, ceil_div(extent.steps, 4));
+            std::clamp<int64_t>(4 * multiprocessors() / groups, 1, ceil_div(steps, 4));
         pack_kernel<Mode, TileN><<<dim3(groups, parts_of_k), 256, 0, stream>>>(
-            problem, extent.steps, weight, inverses, finished_parts, counters
+            problem, steps, weight, inverses, finished_parts, counters
         );
         check(cudaGetLastError(), "packing the weight");
     }
@@ -99,7 +120,7 @@ void pack(const Gemm &problem, void *memory, cudaStream_t stream) {
 
 /// What a launch needs besides the operands.
 template <typename Mode, int TileN> struct Workspace {
-    Extent<TileN> extent;
+    Extent<Mode, TileN> extent;
     Allocator allocator;
     Packed<Mode, TileN> packed;
     float *partial_sums;
@@ -113,7 +134,7 @@ template <typename Mode, int TileN> struct Workspace {
         auto tiles = extent.tiles(), splits = extent.splits;
         partial_sums = allocator.take<float>(splits > 1 ? tiles * splits * tile_m * TileN : 0);
         grid = std::min<int64_t>(tiles * splits, multiprocessors());
-        auto is_long = ceil_div(extent.steps, splits) > long_steps;
+        auto is_long = ceil_div(extent.steps, splits) * extent.step_k > long_k;
         long_sums = allocator.take<float>(is_long ? grid * tile_m * TileN : 0);
         auto aligned = reinterpret_cast<uintptr_t>(problem.A) % 16 == 0 && problem.lda % 4 == 0;
         rows_ld = aligned ? problem.lda : ceil_div(problem.K, 4) * 4;
@@ -175,9 +196,11 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
                          aligned(problem.pre_activation) &&
                          problem.N % (problem.activation == Activation::swiglu ? 8 : 4) == 0;
 
-    auto map = rows_map(rows, problem.M, problem.K, workspace.rows_ld);
-    auto *kernel = &multiply_kernel<Mode, TileN>;
-    constexpr auto bytes = shared_bytes<Mode, TileN>();
+    auto map = rows_map(
+        rows, problem.M, problem.K, workspace.rows_ld, KernelOf<Mode, TileN>::rows_at_once
+    );
+    auto *kernel = KernelOf<Mode, TileN>::function;
+    constexpr auto bytes = KernelOf<Mode, TileN>::shared_bytes;
     static auto has_shared_memory = PerDevice<bool>();
     has_shared_memory([&](int) {
         check(
@@ -193,7 +216,7 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
     early.val.programmaticStreamSerializationAllowed = 1;
     auto config = cudaLaunchConfig_t();
     config.gridDim = dim3(workspace.grid);
-    config.blockDim = dim3(threads);
+    config.blockDim = dim3(KernelOf<Mode, TileN>::threads);
     config.dynamicSmemBytes = bytes;
     config.stream = stream;
     config.attrs = &early;
@@ -201,14 +224,14 @@ void launch(const Gemm &problem, int splits, void *memory, cudaStream_t stream) 
     check(cudaLaunchKernelEx(&config, kernel, map, parameters), "the product");
 }
 
+#define METATOMIC_TC_INSTANTIATE_WGMMA_TILE(Mode, TileN)                                           \
+    template std::size_t packed_size<Mode, TileN>(const Gemm &);                                   \
+    template void pack<Mode, TileN>(const Gemm &, void *, cudaStream_t);                           \
+    template std::size_t workspace_size<Mode, TileN>(const Gemm &, int);                           \
+    template void launch<Mode, TileN>(const Gemm &, int, void *, cudaStream_t)
+
 #define METATOMIC_TC_INSTANTIATE_WGMMA(Mode)                                                       \
-    template std::size_t packed_size<Mode, 64>(const Gemm &);                                      \
-    template std::size_t packed_size<Mode, 128>(const Gemm &);                                     \
-    template void pack<Mode, 64>(const Gemm &, void *, cudaStream_t);                              \
-    template void pack<Mode, 128>(const Gemm &, void *, cudaStream_t);                             \
-    template std::size_t workspace_size<Mode, 64>(const Gemm &, int);                              \
-    template std::size_t workspace_size<Mode, 128>(const Gemm &, int);                             \
-    template void launch<Mode, 64>(const Gemm &, int, void *, cudaStream_t);                       \
-    template void launch<Mode, 128>(const Gemm &, int, void *, cudaStream_t)
+    METATOMIC_TC_INSTANTIATE_WGMMA_TILE(Mode, 64);                                                 \
+    METATOMIC_TC_INSTANTIATE_WGMMA_TILE(Mode, 128)
 
 } // namespace metatomic_tc::wgmma

@@ -10,10 +10,14 @@ namespace metatomic_tc::wgmma {
 struct Tf32x3;
 struct Tf32x3TwoParts;
 struct Fp16x3;
+struct Fp16x3Shared;
 struct Bf16x6;
 struct Bf16x6TwoParts;
 struct Bf16x9;
 struct Bf16x9TwoParts;
+
+/// The largest K of products that keep slices of rows in shared memory.
+constexpr int shared_slices_k = 256;
 
 /// Tiles of a product whose K is in parts and that can use a packed weight.
 constexpr int64_t most_tiles_in_parts = 1024;

@@ -2,7 +2,9 @@
 
 // The weight as the kernels of compute capability 9.0a read it: for each tile of N and each step of
 // K the slices as they lie in shared memory, one block of bytes after the other.
-#include "wgmma_kernel.cuh"
+#include "wgmma_epilogue.cuh"
+#include "wgmma_slices.cuh"
+#include "wgmma_work.cuh"
 
 namespace metatomic_tc::wgmma {
 

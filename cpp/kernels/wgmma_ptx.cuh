@@ -43,6 +43,22 @@ __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
                  : "memory");
 }
 
+/// As above, if `condition`; a branch between products would make the compiler wait for them.
+__device__ inline void barrier_wait_if(bool condition, uint32_t barrier, uint32_t parity) {
+    asm volatile("{\n"
+                 ".reg .pred asked, done;\n"
+                 "setp.ne.b32 asked, %2, 0;\n"
+                 "@!asked bra end;\n"
+                 "again:\n"
+                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+                 "@!done bra again;\n"
+                 "end:\n"
+                 "}\n" ::"r"(barrier),
+                 "r"(parity),
+                 "r"(static_cast<int>(condition))
+                 : "memory");
+}
+
 /// Copies a box of a two-dimensional tensor; elements outside of the tensor become zero.
 __device__ inline void
 copy_box(uint32_t destination, const CUtensorMap *map, int column, int row, uint32_t barrier) {
@@ -52,6 +68,14 @@ copy_box(uint32_t destination, const CUtensorMap *map, int column, int row, uint
                  "r"(column),
                  "r"(row),
                  "r"(barrier)
+                 : "memory");
+}
+
+/// Brings a box to the L2 cache.
+__device__ inline void prefetch_box(const CUtensorMap *map, int column, int row) {
+    asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global.tile [%0, {%1, %2}];" ::"l"(map),
+                 "r"(column),
+                 "r"(row)
                  : "memory");
 }
 
@@ -102,8 +126,49 @@ __device__ inline void products_commit() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-__device__ inline void products_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+/// Waits for all products but those of the last `Pending` commits.
+template <int Pending> __device__ inline void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
+}
+
+/// Makes what this thread has written to shared memory visible to products.
+__device__ inline void products_read_fence() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ inline void load4(uint32_t address, float *values) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(values[0]), "=f"(values[1]), "=f"(values[2]), "=f"(values[3])
+                 : "r"(address)
+                 : "memory");
+}
+
+__device__ inline float load(uint32_t address) {
+    float value;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+    return value;
+}
+
+__device__ inline void store4(uint32_t address, const uint4 &value) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(address),
+                 "r"(value.x),
+                 "r"(value.y),
+                 "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
+
+__device__ inline void store_global4(float *target, const float4 &value) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(target),
+                 "f"(value.x),
+                 "f"(value.y),
+                 "f"(value.z),
+                 "f"(value.w)
+                 : "memory");
+}
+
+__device__ inline void store(uint32_t address, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(address), "f"(value) : "memory");
 }
 
 /// Keeps the compiler from using `value` earlier, or its register for something else.
@@ -151,6 +216,17 @@ enum class Element { tf32, f16, bf16 };
                  : METATOMIC_TC_D32(d, 0), METATOMIC_TC_D32(d, 32)                                 \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(Accumulate))
 
+#define METATOMIC_TC_WGMMA_SHARED_N128                                                             \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"                                      \
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "                            \
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "         \
+                 "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, "     \
+                 "%31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, "     \
+                 "%46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, "     \
+                 "%61, %62, %63}, %64, %65, p, 1, 1, 0, 0;\n}\n"                                   \
+                 : METATOMIC_TC_D32(d, 0), METATOMIC_TC_D32(d, 32)                                 \
+                 : "l"(a), "l"(b), "n"(Accumulate))
+
 /// d[64,N] (+)= a·bᵀ over 32 bytes of K (8 TF32 or 16 sixteen-bit numbers), of one warpgroup: `a`
 /// in registers, `b` the descriptor of N rows of shared memory. Without `Accumulate`, d is
 /// overwritten.
@@ -176,6 +252,14 @@ __device__ inline void multiply(float (&d)[N / 2], const uint32_t *a, uint64_t b
     }
 }
 
+/// The same for 16 FP16 numbers of K with `a` in shared memory, too: the descriptor of 64 rows.
+template <int N, bool Accumulate>
+__device__ inline void multiply_shared(float (&d)[N / 2], uint64_t a, uint64_t b) {
+    static_assert(N == 128);
+    METATOMIC_TC_WGMMA_SHARED_N128;
+}
+
+#undef METATOMIC_TC_WGMMA_SHARED_N128
 #undef METATOMIC_TC_WGMMA_N128
 #undef METATOMIC_TC_WGMMA_N64
 #undef METATOMIC_TC_D32

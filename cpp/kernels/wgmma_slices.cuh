@@ -4,18 +4,17 @@
 // products it adds in which order.
 //
 // A step of K is 32 elements. A thread of a quad (threads 4i to 4i + 3 of a warp) loads the
-// elements 8t to 8t + 7 of the step with two 16-byte loads, t its place in the quad; the products
-// take the elements of K in another order, `weight_column`, in which the weight is therefore
-// packed.
+// elements 8t to 8t + 7 of the step with two 16-byte loads, t its place in the quad. Where it
+// slices them in registers, the products take the elements of K in another order,
+// `weight_column`, in which the weight is therefore packed.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
 #include "tf32.cuh"
 #include "wgmma_ptx.cuh"
+#include "wgmma_work.cuh"
 
 namespace metatomic_tc::wgmma {
-
-constexpr int step_k = 32;
 
 /// One product instruction: slice of the rows (X, dY), slice of the weight, and which of the
 /// instructions along a step of K.
@@ -119,8 +118,9 @@ template <int Parts> struct Tf32x3InParts {
 struct Tf32x3 : Tf32x3InParts<1> {};
 struct Tf32x3TwoParts : Tf32x3InParts<2> {};
 
-/// What the modes of 16-bit slices have in common: the order of K, and where slices are packed. The
-/// first two share rows of 128 bytes, a third one has rows of 64 bytes behind them.
+/// What the modes of 16-bit slices have in common: the order of K, if rows are sliced in registers,
+/// and where slices are packed. The first two share rows of 128 bytes, a third one has rows of 64
+/// bytes behind them.
 struct SixteenBit {
     static constexpr int instruction_k = 16;
     static constexpr int pieces = 4;
@@ -146,27 +146,11 @@ struct SixteenBit {
 /// Two FP16 slices, the low one scaled by 2¹¹, and three products. FP16 has too few exponents: each
 /// row and step of K is scaled by the power of two that brings its largest element to [2¹⁴, 2¹⁵),
 /// and each row of the weight likewise over the whole of K.
-struct Fp16x3 : SixteenBit {
-    static constexpr auto element = ptx::Element::f16;
+struct Fp16Slices : SixteenBit {
     static constexpr int slice_count = 2;
     static constexpr bool scaled = true;
-    static constexpr int stages = 6;
-    /// The parts have different scales: hi·hi, and the products with a low slice.
-    static constexpr int parts = 2;
-    static constexpr float low_scale = 2048;
-    __device__ static constexpr int products_in(int part) {
-        return part == 0 ? 2 : 4;
-    }
-    __device__ static constexpr Product product(int part, int i) {
-        constexpr Product products[] = {
-            {0, 0, 0}, {0, 0, 1}, {1, 0, 0}, {1, 0, 1}, {0, 1, 0}, {0, 1, 1}
-        };
-        return products[2 * part + i];
-    }
-    __device__ static constexpr float part_scale(int part) {
-        return part == 0 ? 1 : 1 / low_scale;
-    }
     static constexpr int weight_row_bytes = 128;
+    static constexpr float low_scale = 2048;
 
     /// 2ˢ for numbers whose largest magnitude is `largest`, such that it and its inverse are
     /// normal.
@@ -179,16 +163,8 @@ struct Fp16x3 : SixteenBit {
         return __uint_as_float(0x7f000000u - slices::bits(scale));
     }
 
-    /// The low slices of two scaled numbers with the high slices `hi`.
-    __device__ static __half2 low(float first, float second, __half2 hi) {
-        return __floats2half2_rn(
-            (first - __low2float(hi)) * low_scale, (second - __high2float(hi)) * low_scale
-        );
-    }
-
-    /// As above; `inverse` undoes the scale of the row.
-    __device__ static void
-    split(const float (&x)[8], int row, uint32_t (&fragments)[slice_count][8], float &inverse) {
+    /// Scales the eight elements that each thread of a quad has of a row. Returns what undoes it.
+    __device__ static float scale_row(float (&x)[8]) {
         auto largest = fabsf(x[0]);
 #pragma unroll
         for (int i = 1; i < 8; i++) {
@@ -197,28 +173,75 @@ struct Fp16x3 : SixteenBit {
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(0xffffffffu, largest, 2));
         auto factor = scale(largest);
-        inverse = inverse_of(factor);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            auto first = x[2 * i] * factor, second = x[2 * i + 1] * factor;
-            auto hi = __floats2half2_rn(first, second);
-            auto place = 4 * (i / 2) + 2 * (i % 2) + row;
-            fragments[0][place] = slices::pack(hi);
-            fragments[1][place] = slices::pack(low(first, second, hi));
+        for (int i = 0; i < 8; i++) {
+            x[i] *= factor;
         }
+        return inverse_of(factor);
     }
 
+    /// The slices of two scaled numbers.
+    __device__ static void slice(float first, float second, uint32_t (&pairs)[slice_count]) {
+        auto hi = __floats2half2_rn(first, second);
+        auto lo = __floats2half2_rn(
+            (first - __low2float(hi)) * low_scale, (second - __high2float(hi)) * low_scale
+        );
+        pairs[0] = slices::pack(hi);
+        pairs[1] = slices::pack(lo);
+    }
+
+    /// Slices of the scaled elements of a 16-byte piece.
     __device__ static void pack(const float (&w)[8], uint4 (&packed)[slice_count]) {
-        uint32_t halves[slice_count][4];
+        uint32_t pairs[4][slice_count];
+#pragma unroll
         for (int i = 0; i < 4; i++) {
-            auto hi = __floats2half2_rn(w[2 * i], w[2 * i + 1]);
-            auto lo = low(w[2 * i], w[2 * i + 1], hi);
-            halves[0][i] = slices::pack(hi);
-            halves[1][i] = slices::pack(lo);
+            slice(w[2 * i], w[2 * i + 1], pairs[i]);
         }
-        for (int slice = 0; slice < slice_count; slice++) {
-            packed[slice] = *reinterpret_cast<uint4 *>(halves[slice]);
+#pragma unroll
+        for (int s = 0; s < slice_count; s++) {
+            packed[s] = {pairs[0][s], pairs[1][s], pairs[2][s], pairs[3][s]};
         }
+    }
+};
+
+/// Rows are sliced in registers.
+struct Fp16x3 : Fp16Slices {
+    static constexpr auto element = ptx::Element::f16;
+    static constexpr int stages = 6;
+    /// The parts have different scales: hi·hi, and the products with a low slice.
+    static constexpr int parts = 2;
+    __device__ static constexpr int products_in(int part) {
+        return part == 0 ? 2 : 4;
+    }
+    __device__ static constexpr Product product(int part, int i) {
+        constexpr Product products[] = {
+            {0, 0, 0}, {0, 0, 1}, {1, 0, 0}, {1, 0, 1}, {0, 1, 0}, {0, 1, 1}
+        };
+        return products[2 * part + i];
+    }
+    __device__ static constexpr float part_scale(int part) {
+        return part == 0 ? 1 : 1 / low_scale;
+    }
+
+    /// As above; `inverse` undoes the scale of the row.
+    __device__ static void
+    split(float (&x)[8], int row, uint32_t (&fragments)[slice_count][8], float &inverse) {
+        inverse = scale_row(x);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t pairs[slice_count];
+            slice(x[2 * i], x[2 * i + 1], pairs);
+            auto place = 4 * (i / 2) + 2 * (i % 2) + row;
+            fragments[0][place] = pairs[0];
+            fragments[1][place] = pairs[1];
+        }
+    }
+};
+
+/// Rows are sliced in shared memory, with K in the order of memory.
+struct Fp16x3Shared : Fp16Slices {
+    __host__ __device__ static constexpr int weight_column(int piece, int i) {
+        return 8 * piece + i;
     }
 };
 

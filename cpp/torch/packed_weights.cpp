@@ -34,7 +34,8 @@ PackedWeights::PackedWeights(const std::vector<at::Tensor> &candidates) {
     auto lock = std::lock_guard(known().mutex);
     for (const auto &weight : candidates) {
         if (weight.is_cuda() && weight.scalar_type() == at::kFloat && weight.dim() == 2) {
-            weights.push_back(weight);
+            // a handle of its own, which stays where it is when the module moves
+            weights.push_back(weight.detach());
             known().weights[weight.const_data_ptr()].users++;
         }
     }
@@ -71,16 +72,18 @@ void *PackedWeights::find(
         problem.activation,
         packing
     );
-    auto &packed = found->second.packed[form];
-    if (!packed.defined()) {
+    auto &forms = found->second.packed;
+    auto packed = forms.find(form);
+    if (packed == forms.end()) {
         if (is_captured(stream)) {
             return nullptr;
         }
         auto size = static_cast<int64_t>(gemm_packed_size(implementation, problem));
-        packed = at::empty({size}, weight.options().dtype(at::kByte));
-        gemm_pack(implementation, problem, packed.mutable_data_ptr(), stream);
+        auto memory = at::empty({size}, weight.options().dtype(at::kByte));
+        gemm_pack(implementation, problem, memory.mutable_data_ptr(), stream);
+        packed = forms.emplace(form, memory).first;
     }
-    return packed.mutable_data_ptr();
+    return packed->second.mutable_data_ptr();
 }
 
 } // namespace metatomic_tc

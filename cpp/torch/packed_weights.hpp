@@ -8,8 +8,9 @@
 
 namespace metatomic_tc {
 
-/// Weights that nobody changes while this lives. Products on a GPU pack each of them once, not at
-/// every call. For one product at a time.
+/// Weights that nobody changes while this lives. Products on a GPU, whoever asks for them, pack
+/// each of them once, not at every call. For one product at a time, so for one thread and one
+/// stream.
 class PackedWeights {
   public:
     /// @param weights of any device and type; only FP32 matrices on a CUDA device matter

@@ -21,8 +21,17 @@ MMA_SYNC = [
 ]
 #: width of the tiles and parts of K
 TILINGS = [(64, 1), (64, 2), (64, 5), (128, 1), (128, 2), (128, 5)]
-#: M, N, K: tails everywhere, one row, long K (sums kept apart), more tiles than multiprocessors
-SHAPES = [(1, 1, 1), (129, 65, 33), (300, 130, 257), (64, 128, 1500), (20000, 200, 96)]
+#: M, N, K: tails everywhere, one row, long K (sums kept apart), more tiles than multiprocessors,
+#: rows for each multiprocessor (fp16x3 keeps their slices)
+SHAPES = [
+    (1, 1, 1),
+    (129, 65, 33),
+    (300, 130, 257),
+    (64, 128, 1500),
+    (20000, 200, 96),
+    (17003, 392, 250),
+    (33001, 130, 256),
+]
 
 
 def gemm(a, b, bias=None, transpose_b=True, implementation="cublas-fp32", tile_n=0, splits=0):
@@ -90,9 +99,11 @@ def test_kernels_of_other_gpus_are_right_and_reproducible(
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("M", [200, 17003])
+@pytest.mark.parametrize("N", [150, 256])
 @pytest.mark.parametrize("mode", MODES)
-def test_infinite_elements_are_those_of_fp32_in_all_tilings(mode, hopper):
-    a, b = torch.randn(200, 96, device=hopper), torch.randn(150, 96, device=hopper)
+def test_infinite_elements_are_those_of_fp32_in_all_tilings(mode, N, M, hopper):
+    a, b = torch.randn(M, 96, device=hopper), torch.randn(N, 96, device=hopper)
     a[3, 5] = float("inf")
     a[150, 7] = float("nan")
     b[140, 90] = -float("inf")

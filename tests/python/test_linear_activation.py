@@ -133,6 +133,18 @@ def test_odd_sizes(N, K, activation, mode, device):
     torch.testing.assert_close(result, expected, atol=tolerance, rtol=0)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["tf32x3", "fp16x3", "bf16x6", "bf16x9"])
+@pytest.mark.parametrize("N, K", [(130, 72), (256, 256)])
+def test_many_rows(N, K, mode, activation):
+    arguments = operands(17003, 2 * N if activation == "swiglu" else N, K, "cuda")
+    output, product = forward(*arguments, activation, mode)
+    expected = composition(*double(arguments), activation).float()
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=0)
+    expected = F.linear(*double(arguments)).float()
+    torch.testing.assert_close(product, expected, atol=1e-5, rtol=0)
+
+
 def test_layouts_do_not_matter(activation, mode, device):
     input, weight, bias = operands(24, 48, 40, device)
     expected = linear_activation(input, weight, bias, activation, mode)

@@ -108,7 +108,7 @@ def test_repeats_are_bit_identical(device):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("lean", [False, True])
-@pytest.mark.parametrize("mode", ["tf32x3", "bf16x6", "bf16x9"])
+@pytest.mark.parametrize("mode", ["tf32x3", "bf16x6", "fp16x3", "bf16x9"])
 def test_weights_are_packed_once(mode, lean):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("kernels that pack weights are for compute capability 9.0")

@@ -28,7 +28,8 @@ class PetStep {
 
     /// @param model as above, one that `why_not` has nothing against, on the device where it is to
     ///     run, in whatever modes its layers are, with frozen parameters, whose values must not
-    ///     change from now on: the kernels keep them in a form of their own
+    ///     change as long as this lives: the kernels keep them in a form of their own, which serves
+    ///     all products with these parameters, one at a time
     /// @param energy, uncertainty as above
     /// @param spare the part of the arrays' rows to have free when a graph is captured. Without
     /// one there is no graph, and arrays are as large as they must be.
