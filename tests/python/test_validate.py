@@ -438,8 +438,22 @@ def test_lammps_is_ended_with_the_script_that_started_it(tmp_path):
         run.check()
 
 
+@pytest.fixture
+def signals_not_ignored():
+    """Signals do what they usually do, in new processes, too: shells and nohup can ignore them."""
+    usual = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in usual.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_what_is_ended_is_not_interrupted_again(number):
+def test_what_is_ended_is_not_interrupted_again(number, signals_not_ignored):
     before = signal.getsignal(number)
     ended = False
     with pytest.raises(KeyboardInterrupt), driver._interrupted_once():
@@ -516,7 +530,7 @@ def test_dynamics_are_continued(network, tmp_path):
     assert again["changes"] == pytest.approx(run["changes"], abs=1e-3)
 
 
-def test_interrupted_relaxations_in_processes(network, tmp_path):
+def test_interrupted_relaxations_in_processes(network, tmp_path, signals_not_ignored):
     """
     What is done is kept, and is that of a single process; nothing is left running. Ctrl-C reaches
     all processes of a terminal. The script has no guard against its import by workers.
