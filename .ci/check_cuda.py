@@ -34,7 +34,7 @@ def bf16(products):
 
 def wgmma(mode, instruction, products):
     return Family(
-        re.compile(rf"wgmma\d+multiply_kernelINS0_\d+{mode}\w*ELi"),
+        re.compile(rf"wgmma(?:\d+shared_slices)?\d+multiply_kernelINS0_\d+{mode}\w*ELi"),
         re.compile(rf"\bHGMMA\.64x\d+x{instruction}\b(?!\.)"),
         products,
     )
