@@ -12,14 +12,17 @@ namespace metatomic_tc::wgmma {
 namespace {
 
 struct Functions {
+    /// As `gemm_packing`, where the weight can be packed in advance.
+    int packing;
     std::size_t (*packed_size)(const Gemm &);
     void (*pack)(const Gemm &, void *, cudaStream_t);
     std::size_t (*workspace_size)(const Gemm &, int);
     void (*launch)(const Gemm &, int, void *, cudaStream_t);
 };
 
-template <typename Mode, int TileN> Functions functions_of_tile() {
+template <typename Mode, int TileN> Functions functions_of_tile(int packing = TileN) {
     return {
+        packing,
         &packed_size<Mode, TileN>,
         &pack<Mode, TileN>,
         &workspace_size<Mode, TileN>,
@@ -56,7 +59,8 @@ Functions functions(Implementation implementation, const Tiling &tiling, const G
     case Implementation::wgmma_tf32x3:
         return K < 128 || K >= 1024 ? functions<Tf32x3TwoParts>(tile_n) : functions<Tf32x3>(tile_n);
     case Implementation::wgmma_fp16x3:
-        return keeps_slices(tiling, problem) ? functions_of_tile<Fp16x3Shared, 128>()
+        // of another order of K
+        return keeps_slices(tiling, problem) ? functions_of_tile<Fp16x3Shared, 128>(-128)
                                              : functions<Fp16x3>(tile_n);
     case Implementation::wgmma_bf16x6:
         return K <= 64 ? functions<Bf16x6TwoParts>(tile_n) : functions<Bf16x6>(tile_n);
@@ -106,23 +110,23 @@ int packing(Implementation implementation, const Gemm &problem) {
     if (chosen.splits > 1 && tiles > most_tiles_in_parts) {
         return 0;
     }
-    // the order of K differs
-    auto shared = implementation == Implementation::wgmma_fp16x3 && keeps_slices(chosen, problem);
-    return shared ? -chosen.tile_n : chosen.tile_n;
+    return functions(implementation, chosen, problem).packing;
+}
+
+/// The functions for a weight that is packed in advance.
+static Functions packed_functions(Implementation implementation, const Gemm &problem) {
+    if (packing(implementation, problem) == 0) {
+        throw std::logic_error("A weight is to be packed in advance where gemm_packing is 0.");
+    }
+    return functions(implementation, tiling(implementation, problem), problem);
 }
 
 std::size_t packed_size(Implementation implementation, const Gemm &problem) {
-    if (packing(implementation, problem) == 0) {
-        throw std::logic_error("gemm_packing refuses what gemm_packed_size is asked for.");
-    }
-    return functions(implementation, tiling(implementation, problem), problem).packed_size(problem);
+    return packed_functions(implementation, problem).packed_size(problem);
 }
 
 void pack(Implementation implementation, const Gemm &problem, void *packed, void *stream) {
-    if (packing(implementation, problem) == 0) {
-        throw std::logic_error("gemm_packing refuses what gemm_pack is asked for.");
-    }
-    functions(implementation, tiling(implementation, problem), problem)
+    packed_functions(implementation, problem)
         .pack(problem, packed, static_cast<cudaStream_t>(stream));
 }
 

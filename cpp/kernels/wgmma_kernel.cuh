@@ -95,13 +95,7 @@ __device__ inline void load_rows(
 ) {
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-#pragma unroll
-        for (int j = 0; j < 2; j++) {
-            // the swizzle of the copy engine
-            auto piece = (2 * (lane % 4) + j) ^ (row & 7);
-            auto address = shared.rows(stage) + (row + 8 * i) * 128 + piece * 16;
-            ptx::load4(address, values[i] + 4 * j);
-        }
+        load_row(shared.rows(stage) + (row + 8 * i) * 128, row & 7, lane % 4, values[i]);
     }
 }
 

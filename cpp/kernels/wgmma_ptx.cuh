@@ -31,19 +31,8 @@ __device__ inline void barrier_expect(uint32_t barrier, uint32_t bytes) {
                  : "memory");
 }
 
-/// Waits until the phase of this parity is complete.
-__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
-    asm volatile("{\n"
-                 ".reg .pred done;\n"
-                 "again:\n"
-                 "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-                 "@!done bra again;\n"
-                 "}\n" ::"r"(barrier),
-                 "r"(parity)
-                 : "memory");
-}
-
-/// As above, if `condition`; a branch between products would make the compiler wait for them.
+/// Waits until the phase of this parity is complete, if `condition`; a branch between products
+/// would make the compiler wait for them.
 __device__ inline void barrier_wait_if(bool condition, uint32_t barrier, uint32_t parity) {
     asm volatile("{\n"
                  ".reg .pred asked, done;\n"
@@ -57,6 +46,10 @@ __device__ inline void barrier_wait_if(bool condition, uint32_t barrier, uint32_
                  "r"(parity),
                  "r"(static_cast<int>(condition))
                  : "memory");
+}
+
+__device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
+    barrier_wait_if(true, barrier, parity);
 }
 
 /// Copies a box of a two-dimensional tensor; elements outside of the tensor become zero.

@@ -231,9 +231,7 @@ __device__ void slice(
         auto source = shared.unit(warp, from) + row * 128;
 #pragma unroll
         for (int i = 0; i < 2; i++) {
-            // the swizzle of the copy engine
-            ptx::load4(source + 8 * 128 * i + (2 * t ^ row) * 16, values[i]);
-            ptx::load4(source + 8 * 128 * i + ((2 * t + 1) ^ row) * 16, values[i] + 4);
+            load_row(source + 8 * 128 * i, row, t, values[i]);
         }
         uint4 slices[2][Mode::slice_count];
         float inverses[2];

@@ -24,6 +24,15 @@ struct Product {
     int instruction;
 };
 
+/// Loads the elements of the thread `t` of a quad, of four, from a row of a step in shared memory,
+/// as the copy engine has left it with its swizzle; `row` is the row's number modulo 8.
+__device__ inline void load_row(uint32_t address, int row, int t, float (&values)[8]) {
+#pragma unroll
+    for (int j = 0; j < 2; j++) {
+        ptx::load4(address + ((2 * t + j) ^ row) * 16, values + 4 * j);
+    }
+}
+
 namespace slices {
 
 __device__ inline uint32_t bits(float value) {
