@@ -1,6 +1,6 @@
 """Measures which tiling of the kernels for compute capability 9.0 is fastest, writes the table.
 
-    python benchmarks/tune_wgmma.py          (writes cpp/kernels/wgmma_tilings.inc; then rebuild)
+    python benchmarks/tune_wgmma.py          (writes cpp/product/wgmma/tilings.inc; then rebuild)
 
 A product is cut into tiles of 128 x tile_n, and K into `splits` parts, so that small products have
 work for all multiprocessors. What is best depends on how many tiles of 128 x 128 there are and how
@@ -27,7 +27,7 @@ CANDIDATES = [(128, 1), (64, 1), (64, 2), (128, 2), (64, 4), (128, 4), (64, 8), 
 GAIN = 0.97
 #: Seconds the host takes for the launches of a turn, about
 HOST_TIME = 1.5e-4
-TABLE = pathlib.Path(__file__).resolve().parents[1] / "cpp" / "kernels" / "wgmma_tilings.inc"
+TABLE = pathlib.Path(__file__).resolve().parents[1] / "cpp" / "product" / "wgmma" / "tilings.inc"
 
 
 def shape_of(tiles, steps):

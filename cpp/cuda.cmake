@@ -35,32 +35,32 @@ if(NOT CUBLASLT_INCLUDE_DIR)
 endif()
 
 target_sources(metatomic_tc PRIVATE
-    kernels/cublas.cpp
-    kernels/cutlass_3xtf32.cpp
-    kernels/cutlass_3xtf32_plain.cu
-    kernels/cutlass_3xtf32_transposed.cu
-    kernels/gemm_cuda.cpp
-    kernels/mma_bf16.cpp
-    kernels/mma_bf16x6_plain.cu
-    kernels/mma_bf16x6_transposed.cu
-    kernels/mma_bf16x9_plain.cu
-    kernels/mma_bf16x9_transposed.cu
-    kernels/nonfinite.cu
-    kernels/pet/attention_backward_double.cu
-    kernels/pet/attention_backward_float.cu
-    kernels/pet/attention_forward_double.cu
-    kernels/pet/attention_forward_float.cu
-    kernels/pet/attention_tf32x3.cu
-    kernels/pet/rows.cu
-    kernels/wgmma.cpp
-    kernels/wgmma_bf16x6.cu
-    kernels/wgmma_bf16x6_two_parts.cu
-    kernels/wgmma_bf16x9.cu
-    kernels/wgmma_bf16x9_two_parts.cu
-    kernels/wgmma_fp16x3.cu
-    kernels/wgmma_fp16x3_shared.cu
-    kernels/wgmma_tf32x3.cu
-    kernels/wgmma_tf32x3_two_parts.cu
+    product/cublas/cublas.cpp
+    product/cutlass/3xtf32.cpp
+    product/cutlass/3xtf32_plain.cu
+    product/cutlass/3xtf32_transposed.cu
+    product/gemm_cuda.cpp
+    product/mma/bf16.cpp
+    product/mma/bf16x6_plain.cu
+    product/mma/bf16x6_transposed.cu
+    product/mma/bf16x9_plain.cu
+    product/mma/bf16x9_transposed.cu
+    product/nonfinite.cu
+    pet/kernels/attention_backward_double.cu
+    pet/kernels/attention_backward_float.cu
+    pet/kernels/attention_forward_double.cu
+    pet/kernels/attention_forward_float.cu
+    pet/kernels/attention_tf32x3.cu
+    pet/kernels/rows.cu
+    product/wgmma/wgmma.cpp
+    product/wgmma/bf16x6.cu
+    product/wgmma/bf16x6_two_parts.cu
+    product/wgmma/bf16x9.cu
+    product/wgmma/bf16x9_two_parts.cu
+    product/wgmma/fp16x3.cu
+    product/wgmma/fp16x3_shared.cu
+    product/wgmma/tf32x3.cu
+    product/wgmma/tf32x3_two_parts.cu
 )
 target_include_directories(metatomic_tc PRIVATE
     ${CUTLASS_INCLUDE_DIR} ${CUBLASLT_INCLUDE_DIR})
@@ -68,11 +68,11 @@ target_link_libraries(metatomic_tc PRIVATE CUDA::cudart_static)
 target_compile_options(metatomic_tc PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
-set_source_files_properties(kernels/gemm_cuda.cpp PROPERTIES
+set_source_files_properties(product/gemm_cuda.cpp PROPERTIES
     COMPILE_DEFINITIONS "METATOMIC_TC_CUDA_ARCHITECTURES=\"${architectures}\"")
 # in machine code for other architectures, and in PTX, these kernels are empty
 if(architectures MATCHES "90a")
-    set_source_files_properties(kernels/wgmma.cpp PROPERTIES
+    set_source_files_properties(product/wgmma/wgmma.cpp PROPERTIES
         COMPILE_DEFINITIONS METATOMIC_TC_WGMMA)
 endif()
 # linked by the C++ compiler: nvcc's link line can bring a static libstdc++, which does not mix with

@@ -1,0 +1,402 @@
+#include "metatomic_tc/linear.hpp"
+
+#include "operators.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <mutex>
+#include <stdexcept>
+#include <vector>
+
+#include <ATen/Parallel.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "metatomic_tc/gemm.hpp"
+#include "packed_weights.hpp"
+#include "product/slices.hpp"
+#include "rows/stream.hpp"
+
+namespace metatomic_tc {
+
+namespace {
+
+using at::Tensor;
+
+/// The checks common to both operators. `columns` is the size the last dimension of `rows` must
+/// have, and `role` what `rows` is called in messages.
+void check(const Tensor &rows, const char *role, const Tensor &weight, int weight_dimension) {
+    TORCH_CHECK_TYPE(
+        rows.scalar_type() == at::kFloat || rows.scalar_type() == at::kDouble,
+        "metatomic_tc::linear computes in float32 or float64, but found ",
+        role,
+        " of dtype ",
+        rows.scalar_type(),
+        "; convert the model or its inputs."
+    );
+    TORCH_CHECK_TYPE(
+        weight.scalar_type() == rows.scalar_type(),
+        "metatomic_tc::linear needs ",
+        role,
+        " and weight of one dtype, but found ",
+        rows.scalar_type(),
+        " and ",
+        weight.scalar_type(),
+        "."
+    );
+    TORCH_CHECK(
+        weight.device() == rows.device(),
+        "metatomic_tc::linear needs ",
+        role,
+        " and weight on one device, but found ",
+        rows.device(),
+        " and ",
+        weight.device(),
+        "."
+    );
+    TORCH_CHECK_VALUE(
+        weight.dim() == 2,
+        "metatomic_tc::linear needs a weight of shape [out_features, in_features], but found ",
+        weight.sym_sizes(),
+        "."
+    );
+    TORCH_CHECK_VALUE(
+        rows.dim() >= 1 && rows.sym_size(-1) == weight.sym_size(weight_dimension),
+        "metatomic_tc::linear needs ",
+        role,
+        " of shape [..., ",
+        weight.sym_size(weight_dimension),
+        "] for a weight of shape ",
+        weight.sym_sizes(),
+        ", but found ",
+        rows.sym_sizes(),
+        "."
+    );
+}
+
+void check_bias(const std::optional<Tensor> &bias, const Tensor &weight) {
+    if (!bias.has_value() || !bias->defined()) {
+        return;
+    }
+    TORCH_CHECK_TYPE(
+        bias->scalar_type() == weight.scalar_type(),
+        "metatomic_tc::linear needs weight and bias of one dtype, but found ",
+        weight.scalar_type(),
+        " and ",
+        bias->scalar_type(),
+        "."
+    );
+    TORCH_CHECK(
+        bias->device() == weight.device(),
+        "metatomic_tc::linear needs weight and bias on one device, but found ",
+        weight.device(),
+        " and ",
+        bias->device(),
+        "."
+    );
+    TORCH_CHECK_VALUE(
+        bias->dim() == 1 && bias->sym_size(0) == weight.sym_size(0),
+        "metatomic_tc::linear needs a bias of shape [",
+        weight.sym_size(0),
+        "], but found ",
+        bias->sym_sizes(),
+        "."
+    );
+}
+
+Tensor operand(const Tensor &weight, Direction direction) {
+    return direction == Direction::forward ? weight.t() : weight;
+}
+
+/// The slices of a matrix, and for each of its rows the power of two that undoes their scaling.
+struct SlicedMatrix {
+    std::vector<Tensor> slices;
+    Tensor powers;
+};
+
+SlicedMatrix sliced(const Tensor &matrix, Mode mode) {
+    auto contiguous = matrix.contiguous();
+    auto rows = contiguous.size(0), columns = contiguous.size(1);
+    auto result = SlicedMatrix{{}, at::empty({rows}, contiguous.options())};
+    for (int i = 0; i < slice_products(mode).slices; i++) {
+        result.slices.push_back(at::empty_like(contiguous));
+    }
+    const auto *values = contiguous.const_data_ptr<float>();
+    auto *powers = result.powers.data_ptr<float>();
+    auto grain_size = std::max<int64_t>(1, (1 << 16) / columns);
+    at::parallel_for(0, rows, grain_size, [&](int64_t begin, int64_t end) {
+        for (auto row = begin; row < end; row++) {
+            auto pointers = std::array<float *, 3>{};
+            for (std::size_t i = 0; i < result.slices.size(); i++) {
+                pointers[i] = result.slices[i].data_ptr<float>() + row * columns;
+            }
+            powers[row] = split(mode, values + row * columns, columns, pointers.data());
+        }
+    });
+    return result;
+}
+
+/// The products of a mode on the CPU: each by FP32 BLAS, added from the smallest band up, chunk by
+/// chunk of K where the mode has chunks.
+Tensor emulated_product(const Tensor &rows, const Tensor &weight, Direction direction, Mode mode) {
+    const auto &products = slice_products(mode);
+    auto K = rows.size(1);
+    auto chunk = products.chunk == 0 ? K : products.chunk;
+    auto right = sliced(operand(weight, direction).t(), mode);
+    auto result = at::zeros({rows.size(0), right.powers.size(0)}, rows.options());
+    auto part = at::empty_like(result);
+    for (int64_t k = 0; k < K; k += chunk) {
+        auto size = std::min(chunk, K - k);
+        auto left = sliced(rows.narrow(1, k, size), mode);
+        auto beta = 0; // the first product overwrites
+        for (const auto &band : products.bands) {
+            for (auto [i, j] : band) {
+                auto alpha = std::pow(products.scale, -(i + j));
+                auto columns = right.slices[j].narrow(1, k, size).t();
+                part.addmm_(left.slices[i], columns, beta, alpha);
+                beta = 1;
+            }
+        }
+        result.addcmul_(part, left.powers.unsqueeze(1));
+    }
+    result.mul_(right.powers);
+    // Inf and NaN in, or an overflow of a slice or of what is still to be scaled back: FP32 decides
+    // what comes out
+    auto finite = result.isfinite();
+    if (!finite.all().item<bool>()) {
+        result = at::where(finite, result, at::mm(rows, operand(weight, direction)));
+    }
+    return result;
+}
+
+/// `matrix` with unit stride along its rows, and its leading dimension.
+std::pair<Tensor, int64_t> row_major(const Tensor &matrix) {
+    auto rows = matrix.size(0), columns = matrix.size(1);
+    auto unit = matrix.stride(1) == 1 || columns == 1;
+    if (unit && (rows == 1 || matrix.stride(0) >= columns)) {
+        return {matrix, rows == 1 ? columns : matrix.stride(0)};
+    }
+    return {matrix.contiguous(), columns};
+}
+
+void check_input_gradient(const Tensor &grad_output, const Tensor &weight) {
+    check(grad_output, "a gradient of the output", weight, 0);
+}
+
+} // namespace
+
+void check_linear(const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias) {
+    check(input, "an input", weight, 1);
+    check_bias(bias, weight);
+}
+
+Tensor cpu_product(
+    const Tensor &rows,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    Direction direction,
+    const std::string &mode_name
+) {
+    auto mode = parse_mode(mode_name);
+    auto out_features = weight.size(direction == Direction::forward ? 0 : 1);
+    auto in_features = weight.size(direction == Direction::forward ? 1 : 0);
+    auto flat = rows.reshape({-1, in_features});
+    auto implementation =
+        select_implementation(mode, Hardware(), flat.size(0), out_features, in_features);
+    if (implementation == Implementation::cpu_fp32 || rows.scalar_type() == at::kDouble ||
+        flat.numel() == 0) {
+        return direction == Direction::forward ? at::linear(rows, weight, bias)
+                                               : at::matmul(rows, weight);
+    }
+    auto result = emulated_product(flat, weight, direction, mode);
+    if (bias.has_value() && bias->defined()) {
+        result += *bias;
+    }
+    auto shape = rows.sizes().vec();
+    shape.back() = out_features;
+    return result.view(shape);
+}
+
+Activated activate(const Tensor &product, Activation activation, bool keep_pre_activation) {
+    auto output = product;
+    if (activation == Activation::swiglu) {
+        output = at::glu(product, -1);
+    } else if (activation == Activation::silu) {
+        output = keep_pre_activation ? at::silu(product) : at::silu_(output);
+    }
+    return {output, keep_pre_activation ? product : Tensor()};
+}
+
+void cuda_gemm(
+    Implementation implementation,
+    const Tensor &rows,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    Direction direction,
+    Activation activation,
+    const Tensor &result,
+    const Tensor &pre_activation,
+    int64_t tile_n,
+    int64_t splits
+) {
+    auto forward = direction == Direction::forward;
+    auto [A, lda] = row_major(rows);
+    auto [B, ldb] = row_major(weight);
+    auto bias_values = bias.has_value() && bias->defined() ? bias->contiguous() : Tensor();
+    auto problem = Gemm{
+        rows.size(0),
+        weight.size(forward ? 0 : 1),
+        rows.size(1),
+        A.const_data_ptr<float>(),
+        lda,
+        B.const_data_ptr<float>(),
+        ldb,
+        forward,
+        bias_values.defined() ? bias_values.const_data_ptr<float>() : nullptr,
+        result.mutable_data_ptr<float>(),
+        result.size(-1),
+        activation,
+        pre_activation.defined() ? pre_activation.mutable_data_ptr<float>() : nullptr,
+        static_cast<int>(tile_n),
+        static_cast<int>(splits),
+    };
+    problem.packed = PackedWeights::find(implementation, problem, B, stream_of(rows));
+    auto workspace_size = gemm_workspace_size(implementation, problem);
+    auto workspace =
+        at::empty({static_cast<int64_t>(workspace_size)}, rows.options().dtype(at::kByte));
+    gemm(implementation, problem, workspace.mutable_data_ptr(), workspace_size, stream_of(rows));
+}
+
+Activated cuda_product(
+    const Tensor &rows,
+    const Tensor &weight,
+    const std::optional<Tensor> &bias,
+    Direction direction,
+    const std::string &mode_name,
+    Activation activation,
+    bool keep_pre_activation
+) {
+    auto mode = parse_mode(mode_name);
+    auto guard = c10::DeviceGuard(rows.device());
+    auto forward = direction == Direction::forward;
+    auto N = weight.size(forward ? 0 : 1);
+    auto K = weight.size(forward ? 1 : 0);
+    auto flat = rows.reshape({-1, K});
+    auto M = flat.size(0);
+    auto implementation = select_implementation(mode, hardware(rows.device()), M, N, K);
+    if (rows.scalar_type() == at::kDouble || M == 0 || N == 0 || K == 0) {
+        auto product = forward ? at::linear(rows, weight, bias) : at::matmul(rows, weight);
+        return activate(product, activation, keep_pre_activation);
+    }
+
+    auto fused = activation != Activation::none && fuses_activation(implementation);
+    auto empty = [&](int64_t columns) {
+        auto shape = rows.sizes().vec();
+        shape.back() = columns;
+        return at::empty(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
+    };
+    auto result = empty(fused && activation == Activation::swiglu ? N / 2 : N);
+    auto pre_activation = fused && keep_pre_activation ? empty(N) : Tensor();
+    cuda_gemm(
+        implementation,
+        flat,
+        weight,
+        bias,
+        direction,
+        fused ? activation : Activation::none,
+        result,
+        pre_activation
+    );
+    return fused ? Activated{result, pre_activation}
+                 : activate(result, activation, keep_pre_activation);
+}
+
+Tensor meta_product(const Tensor &rows, const Tensor &weight, Direction direction) {
+    auto shape = rows.sym_sizes().vec();
+    shape.back() = weight.sym_size(direction == Direction::forward ? 0 : 1);
+    return at::empty_symint(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
+}
+
+Tensor linear_cpu(
+    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
+) {
+    check_linear(input, weight, bias);
+    return cpu_product(input, weight, bias, Direction::forward, mode);
+}
+
+Tensor linear_cuda(
+    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
+) {
+    check_linear(input, weight, bias);
+    return cuda_product(input, weight, bias, Direction::forward, mode).output;
+}
+
+Tensor linear_meta(
+    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
+) {
+    check_linear(input, weight, bias);
+    parse_mode(mode);
+    return meta_product(input, weight, Direction::forward);
+}
+
+Tensor
+linear_input_gradient_cpu(const Tensor &grad_output, const Tensor &weight, std::string mode) {
+    check_input_gradient(grad_output, weight);
+    return cpu_product(grad_output, weight, std::nullopt, Direction::input_gradient, mode);
+}
+
+Tensor
+linear_input_gradient_cuda(const Tensor &grad_output, const Tensor &weight, std::string mode) {
+    check_input_gradient(grad_output, weight);
+    return cuda_product(grad_output, weight, std::nullopt, Direction::input_gradient, mode).output;
+}
+
+Tensor
+linear_input_gradient_meta(const Tensor &grad_output, const Tensor &weight, std::string mode) {
+    check_input_gradient(grad_output, weight);
+    parse_mode(mode);
+    return meta_product(grad_output, weight, Direction::input_gradient);
+}
+
+namespace {
+
+void check_cuda(c10::Device device) {
+    if (!at::hasCUDA()) {
+        throw std::runtime_error(
+            "The device " + device.str() +
+            " was asked for, but PyTorch finds no CUDA GPU here; use the CPU, or check the driver "
+            "and that PyTorch is a CUDA build."
+        );
+    }
+}
+
+} // namespace
+
+Hardware hardware(c10::Device device) {
+    if (device.is_cpu()) {
+        return Hardware();
+    }
+    if (!device.is_cuda()) {
+        throw std::runtime_error(
+            "metatomic-tc runs on cpu and cuda devices, but found the device " + device.str() + "."
+        );
+    }
+    if (!device.has_index()) {
+        check_cuda(device);
+        device = c10::impl::VirtualGuardImpl(device.type()).getDevice();
+    }
+    // asking the driver takes longer than a small product
+    static std::mutex mutex;
+    static auto &known = *new std::map<int, Hardware>();
+    auto lock = std::lock_guard(mutex);
+    auto entry = known.find(device.index());
+    if (entry == known.end()) {
+        check_cuda(device);
+        entry = known.emplace(device.index(), cuda_hardware(device.index())).first;
+    }
+    return entry->second;
+}
+
+} // namespace metatomic_tc
