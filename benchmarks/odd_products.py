@@ -8,6 +8,7 @@ multiprocessor, K in several parts, Inf in the input, and the activations.
 """
 
 import metatomic_tc
+import metatomic_tc.modes
 import torch
 
 SHAPES = [
@@ -40,12 +41,17 @@ def main():
         rows = torch.randn(130, 64, device="cuda")
         rows[7, 3] = float("inf")
         operators.linear(rows, torch.randn(40, 64, device="cuda"), None, mode)
-        implementation = operators.select_implementation(mode, True, 90, 13000, 512, 512, 512)
-        if implementation.startswith("wgmma"):
-            for tile_n, splits in [(64, 1), (64, 3), (128, 1), (128, 3)]:
-                rows, weight = torch.randn(2, 200, 224, device="cuda")
-                operators.gemm(rows, weight, None, True, implementation, tile_n, splits)
-                count += 1
+    kernels = {
+        rule["kernel"]
+        for rule in metatomic_tc.modes.kernel_table()
+        if rule["kernel"].startswith("wgmma") and rule["mode"] in modes
+    }
+    for kernel in sorted(kernels):
+        tilings = [(64, 1), (64, 3), (128, 1), (128, 3)]
+        for tile_n, splits in [(128, 1)] if kernel.endswith("shared-slices") else tilings:
+            rows, weight = torch.randn(2, 200, 224, device="cuda")
+            operators.gemm(rows, weight, None, True, kernel, tile_n, splits)
+            count += 1
     # more tiles than multiprocessors
     operators.linear(
         torch.randn(20000, 64, device="cuda"), torch.randn(128, 64, device="cuda"), None, modes[0]

@@ -19,7 +19,7 @@ import sys
 import torch
 from metatomic_tc.bench.timing import Timer
 
-IMPLEMENTATIONS = ["tf32x3", "fp16x3", "bf16x6", "bf16x9"]
+MODES = ["tf32x3", "fp16x3", "bf16x6", "bf16x9"]
 TILES = [1, 2, 4, 8, 16, 32, 66, 99, 132, 198, 264, 396, 528, 1056]
 STEPS = [2, 4, 8, 16, 32, 64, 128]
 #: from the plainest on
@@ -36,11 +36,11 @@ def shape_of(tiles, steps):
     return 128 * max(tiles // columns, 1), 128 * columns, 32 * steps
 
 
-def best_candidate(implementation, tiles, steps, rounds, launches):
+def best_candidate(mode, tiles, steps, rounds, launches):
     """The tiling to use, and {tiling: seconds}."""
     M, N, K = shape_of(tiles, steps)
     rows, weight = torch.randn(M, K, device="cuda"), torch.randn(N, K, device="cuda")
-    name = f"wgmma-{implementation}"
+    name = f"wgmma-{mode}"
     functions = {
         (tile_n, splits): lambda tile_n=tile_n, splits=splits: torch.ops.metatomic_tc.gemm(
             rows, weight, None, True, name, tile_n, splits
@@ -67,21 +67,18 @@ def main(arguments):
     lines = [
         "// How products are cut into tiles of 128 x tile_n and K into parts. Written by",
         f"// benchmarks/tune_wgmma.py on {datetime.date.today()}, {torch.cuda.get_device_name()}.",
-        "// implementation, tiles of 128 x 128 up to, steps of K up to, tile_n, parts of K",
+        "// kernel, tiles of 128 x 128 up to, steps of K up to, tile_n, parts of K",
     ]
-    for implementation in IMPLEMENTATIONS:
+    for mode in MODES:
         for tiles, steps in itertools.product(TILES, STEPS):
-            choice, times = best_candidate(
-                implementation, tiles, steps, arguments.rounds, arguments.launches
-            )
+            choice, times = best_candidate(mode, tiles, steps, arguments.rounds, arguments.launches)
             last_tiles = "no_limit" if tiles == TILES[-1] else tiles
             last_steps = "no_limit" if steps == STEPS[-1] else steps
             lines.append(
-                f"{{Implementation::wgmma_{implementation}, {last_tiles}, {last_steps}, "
-                f"{choice[0]}, {choice[1]}}},"
+                f"{{Kernel::wgmma_{mode}, {last_tiles}, {last_steps}, {choice[0]}, {choice[1]}}},"
             )
             shown = ", ".join(f"{n}/{s}: {1e6 * time:.1f}" for (n, s), time in times.items())
-            print(f"{implementation} {tiles} tiles, {steps} steps: {choice} of {shown} us")
+            print(f"{mode} {tiles} tiles, {steps} steps: {choice} of {shown} us")
     pathlib.Path(arguments.output).write_text("\n".join(lines) + "\n")
 
 

@@ -34,33 +34,55 @@ if(NOT CUBLASLT_INCLUDE_DIR)
         "install it: pip install --no-deps nvidia-cublas==13.0.2.14")
 endif()
 
+# add_kernel(NAME HEADER NAMESPACE DECLARATION...): a file with explicit instantiations, on its own so
+# that the many kernels compile side by side and a change compiles few of them
+function(add_kernel name header namespace)
+    set(statements "")
+    foreach(declaration IN LISTS ARGN)
+        string(APPEND statements "template ${declaration};\n")
+    endforeach()
+    set(file "${CMAKE_CURRENT_BINARY_DIR}/kernels/${name}.cu")
+    file(CONFIGURE OUTPUT "${file}" @ONLY CONTENT
+        "#include \"@header@\"\n\nnamespace @namespace@ {\n@statements@}\n")
+    target_sources(metatomic_tc PRIVATE "${file}")
+endfunction()
+
+foreach(transposed IN ITEMS false true)
+    add_kernel(cutlass_3xtf32_${transposed} product/cutlass/3xtf32_kernel.cuh metatomic_tc::cutlass_3xtf32
+        "void run_layout<${transposed}>(Kernel, const Gemm &, int *, cudaStream_t)")
+    foreach(products IN ITEMS 6 9)
+        add_kernel(mma_bf16x${products}_${transposed} product/mma/bf16_kernel.cuh metatomic_tc::mma_bf16
+            "void run_layout<${products}, ${transposed}>(Kernel, const Gemm &, int *, cudaStream_t)")
+    endforeach()
+endforeach()
+# kernel of wgmma, and the widths of its tiles
+foreach(kernel IN ITEMS
+        "Tf32x3 64 128" "Tf32x3TwoParts 64 128" "Fp16x3 64 128" "Fp16x3Shared 128"
+        "Bf16x6 64 128" "Bf16x6TwoParts 64 128" "Bf16x9 64 128" "Bf16x9TwoParts 64 128")
+    string(REPLACE " " ";" kernel "${kernel}")
+    list(POP_FRONT kernel mode)
+    set(declarations "")
+    foreach(tile_n IN LISTS kernel)
+        list(APPEND declarations
+            "void pack<${mode}, ${tile_n}>(const Plan &, const Gemm &, void *, cudaStream_t)"
+            "void launch<${mode}, ${tile_n}>(const Plan &, const Gemm &, void *, void *, cudaStream_t)")
+    endforeach()
+    add_kernel(wgmma_${mode} product/wgmma/launch.cuh metatomic_tc::wgmma ${declarations})
+endforeach()
+
 target_sources(metatomic_tc PRIVATE
-    product/cublas/cublas.cpp
-    product/cutlass/3xtf32.cpp
-    product/cutlass/3xtf32_plain.cu
-    product/cutlass/3xtf32_transposed.cu
-    product/gemm_cuda.cpp
-    product/mma/bf16.cpp
-    product/mma/bf16x6_plain.cu
-    product/mma/bf16x6_transposed.cu
-    product/mma/bf16x9_plain.cu
-    product/mma/bf16x9_transposed.cu
-    product/nonfinite.cu
     pet/kernels/attention_backward_double.cu
     pet/kernels/attention_backward_float.cu
     pet/kernels/attention_forward_double.cu
     pet/kernels/attention_forward_float.cu
     pet/kernels/attention_tf32x3.cu
     pet/kernels/rows.cu
+    product/cublas/cublas.cpp
+    product/cutlass/3xtf32.cpp
+    product/gemm_cuda.cpp
+    product/mma/bf16.cpp
+    product/nonfinite.cu
     product/wgmma/wgmma.cpp
-    product/wgmma/bf16x6.cu
-    product/wgmma/bf16x6_two_parts.cu
-    product/wgmma/bf16x9.cu
-    product/wgmma/bf16x9_two_parts.cu
-    product/wgmma/fp16x3.cu
-    product/wgmma/fp16x3_shared.cu
-    product/wgmma/tf32x3.cu
-    product/wgmma/tf32x3_two_parts.cu
 )
 target_include_directories(metatomic_tc PRIVATE
     ${CUTLASS_INCLUDE_DIR} ${CUBLASLT_INCLUDE_DIR})

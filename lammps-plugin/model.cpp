@@ -28,6 +28,7 @@
 
 #include "metatomic_tc/convert.hpp"
 #include "metatomic_tc/linear.hpp"
+#include "metatomic_tc/hardware.hpp"
 #include "metatomic_tc/modes.hpp"
 #include "metatomic_tc/pet_step.hpp"
 

@@ -2,25 +2,34 @@
 
 #include <string>
 
+#include "metatomic_tc/convert.hpp"
+#include "product/plan.hpp"
+
+/// What Python is told, as JSON.
 namespace metatomic_tc {
 
-/// `text` as a JSON string, quotes included.
-inline std::string json_string(const std::string &text) {
-    auto result = std::string("\"");
-    for (auto character : text) {
-        if (character == '"' || character == '\\') {
-            result += '\\';
-            result += character;
-        } else if (static_cast<unsigned char>(character) < 0x20) {
-            constexpr auto digits = "0123456789abcdef";
-            result += "\\u00";
-            result += digits[character >> 4];
-            result += digits[character & 15];
-        } else {
-            result += character;
-        }
-    }
-    return result + "\"";
-}
+/// The rows of `kernel_table`: {"mode", "device", "min_compute_capability",
+/// "max_compute_capability", "min_cuda_version", "aligned", "fills_multiprocessors", "min_tiles",
+/// "min_k", "kernel"}, ...
+std::string kernel_table_json();
+
+/// The rows of `attention_table`: {"mode", "min_compute_capability", "head_size", "kernel"}, ...
+std::string attention_table_json();
+
+/// {"name", "kernel", "tile_n", "splits", "fuses_activation", "workspace_size", "packed_size"}
+std::string json_of(const Plan &plan);
+
+/// {"cuda", "compute_capability", "cuda_version", "multiprocessors", "name"}
+std::string json_of(const Hardware &hardware);
+
+/// {"mode", "layers": [{"path", "in_features", "out_features", "replaced", "kernels"}, ...],
+/// "attention": [{"path", "head_size", "kernel"}, ...], "fused"}, with the kernels of `hardware`.
+std::string json_of(const ConversionReport &report, const Hardware &hardware);
+
+/// ["fp32", ...]
+std::string json_of(const std::vector<Mode> &modes);
+
+/// {"version", "torch", "cuda_architectures", "cuda_version", "minimum_features"}
+std::string build_info_json();
 
 } // namespace metatomic_tc

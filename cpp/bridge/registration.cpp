@@ -7,96 +7,66 @@
 #include <torch/custom_class.h>
 #include <torch/library.h>
 #include <torch/script.h>
-#include <torch/version.h>
 
 #include "json.hpp"
 #include "linear/operators.hpp"
 #include "metatomic_tc/convert.hpp"
-#include "metatomic_tc/dispatch.hpp"
-#include "metatomic_tc/gemm.hpp"
 #include "metatomic_tc/linear.hpp"
 #include "metatomic_tc/pet_step.hpp"
 #include "pet/operators.hpp"
+#include "product/plan.hpp"
 
 namespace metatomic_tc {
 
 namespace {
 
-std::string json_list(const std::vector<std::string> &items) {
-    auto result = std::string("[");
-    for (const auto &item : items) {
-        result += (result.size() == 1 ? "" : ", ") + item;
-    }
-    return result + "]";
-}
-
-std::string dispatch_table_json() {
-    auto rows = std::vector<std::string>();
-    for (const auto &rule : dispatch_table()) {
-        auto row = std::ostringstream();
-        row << "{\"mode\": " << json_string(to_string(rule.mode))
-            << ", \"device\": " << json_string(rule.cuda ? "cuda" : "cpu")
-            << ", \"min_compute_capability\": " << rule.min_compute_capability
-            << ", \"max_compute_capability\": " << rule.max_compute_capability
-            << ", \"min_cuda_version\": " << rule.min_cuda_version
-            << ", \"min_tiles\": " << rule.min_tiles << ", \"min_k\": " << rule.min_k
-            << ", \"implementation\": " << json_string(to_string(rule.implementation)) << "}";
-        rows.push_back(row.str());
-    }
-    return json_list(rows);
-}
-
-Hardware make_hardware(bool cuda, int64_t compute_capability, int64_t cuda_version) {
+/// A device that need not be here.
+Hardware make_hardware(
+    bool cuda, int64_t compute_capability, int64_t cuda_version, int64_t multiprocessors = 0
+) {
     auto hardware = Hardware();
     if (cuda) {
         hardware.cuda = true;
         hardware.compute_capability = static_cast<int>(compute_capability);
         hardware.cuda_version = static_cast<int>(cuda_version);
+        hardware.multiprocessors = static_cast<int>(multiprocessors);
         hardware.name = "a GPU";
     }
     return hardware;
 }
 
-std::string select_implementation_by_name(
+std::string plan_json(
     std::string mode,
     bool cuda,
     int64_t compute_capability,
     int64_t cuda_version,
+    int64_t multiprocessors,
     int64_t M,
     int64_t N,
-    int64_t K
+    int64_t K,
+    bool forward,
+    bool aligned
 ) {
-    return to_string(select_implementation(
-        parse_mode(mode), make_hardware(cuda, compute_capability, cuda_version), M, N, K
-    ));
+    auto problem = Problem{
+        .mode = parse_mode(mode),
+        .M = M,
+        .N = N,
+        .K = K,
+        .direction = forward ? Direction::forward : Direction::input_gradient,
+        .aligned_a = aligned,
+        .aligned_weight = aligned,
+    };
+    return json_of(
+        plan(problem, make_hardware(cuda, compute_capability, cuda_version, multiprocessors))
+    );
 }
 
 std::string supported_modes_json(bool cuda, int64_t compute_capability, int64_t cuda_version) {
-    auto names = std::vector<std::string>();
-    for (auto mode : supported_modes(make_hardware(cuda, compute_capability, cuda_version))) {
-        names.push_back(json_string(to_string(mode)));
-    }
-    return json_list(names);
+    return json_of(supported_modes(make_hardware(cuda, compute_capability, cuda_version)));
 }
 
 std::string hardware_json(c10::Device device) {
-    auto found = hardware(device);
-    auto result = std::ostringstream();
-    result << "{\"cuda\": " << (found.cuda ? "true" : "false")
-           << ", \"compute_capability\": " << found.compute_capability
-           << ", \"cuda_version\": " << found.cuda_version
-           << ", \"name\": " << json_string(found.name) << "}";
-    return result.str();
-}
-
-std::string build_info_json() {
-    auto result = std::ostringstream();
-    result << "{\"version\": " << json_string(METATOMIC_TC_VERSION)
-           << ", \"torch\": " << json_string(TORCH_VERSION)
-           << ", \"cuda_architectures\": " << json_string(cuda_architectures())
-           << ", \"cuda_version\": " << cuda_toolkit_version()
-           << ", \"minimum_features\": " << minimum_features << "}";
-    return result.str();
+    return json_of(hardware(device));
 }
 
 /// A module as it comes from Python, as the bytes of its file.
@@ -119,9 +89,9 @@ torch::jit::Module module_of(const at::Tensor &model) {
     return torch::jit::load(input);
 }
 
-/// `convert_linear_layers` for Python.
+/// `convert_linear_layers` for Python, with the kernels of `device`.
 std::tuple<at::Tensor, std::string>
-convert(const at::Tensor &model, std::string mode, std::string layers) {
+convert(const at::Tensor &model, std::string mode, std::string layers, c10::Device device) {
     auto module = module_of(model);
     auto report = convert_linear_layers(module, parse_mode(mode), layers);
     auto output = std::ostringstream();
@@ -129,7 +99,7 @@ convert(const at::Tensor &model, std::string mode, std::string layers) {
     auto saved = output.str();
     auto result = at::empty({static_cast<int64_t>(saved.size())}, at::kByte);
     std::copy(saved.begin(), saved.end(), static_cast<char *>(result.mutable_data_ptr()));
-    return {result, report.to_json()};
+    return {result, json_of(report, hardware(device))};
 }
 
 /// `PetStep` for Python, see `metatomic_tc.pet.Step`.
@@ -274,10 +244,13 @@ void define_operators(torch::Library &m) {
     m.def("glu_backward(Tensor gradient, Tensor product) -> Tensor");
     m.def("linear_input_gradient(Tensor grad_output, Tensor weight, str mode) -> Tensor");
     m.def(
-        "gemm(Tensor a, Tensor b, Tensor? bias, bool transpose_b, str implementation, "
+        "gemm(Tensor a, Tensor b, Tensor? bias, bool transpose_b, str kernel, "
         "int tile_n=0, int splits=0) -> Tensor"
     );
-    m.def("convert(Tensor model, str mode, str layers=\"*\") -> (Tensor, str)", &convert);
+    m.def(
+        "convert(Tensor model, str mode, str layers=\"*\", Device device=\"cpu\") -> (Tensor, str)",
+        &convert
+    );
     m.class_<PetStepClass>("PetStep")
         .def(torch::init<const at::Tensor &, const std::string &, bool, at::Device, double, bool>())
         .def("set_structure", &PetStepClass::set_structure)
@@ -285,11 +258,12 @@ void define_operators(torch::Library &m) {
         .def("graph_memory", &PetStepClass::graph_memory)
         .def("captures", &PetStepClass::captures)
         .def("graph_problem", &PetStepClass::graph_problem);
-    m.def("dispatch_table() -> str", &dispatch_table_json);
+    m.def("kernel_table() -> str", &kernel_table_json);
+    m.def("attention_table() -> str", &attention_table_json);
     m.def(
-        "select_implementation(str mode, bool cuda, int compute_capability, int cuda_version, "
-        "int M, int N, int K) -> str",
-        &select_implementation_by_name
+        "plan(str mode, bool cuda, int compute_capability, int cuda_version, int multiprocessors, "
+        "int M, int N, int K, bool forward=True, bool aligned=True) -> str",
+        &plan_json
     );
     m.def(
         "supported_modes(bool cuda, int compute_capability, int cuda_version) -> str",
@@ -300,7 +274,9 @@ void define_operators(torch::Library &m) {
 }
 
 struct Registration {
-    std::unique_ptr<torch::Library> definitions, cpu, cuda, meta, autograd;
+    std::unique_ptr<torch::Library> definitions, meta, autograd;
+    /// of the CPU and of CUDA devices
+    std::vector<std::unique_ptr<torch::Library>> devices;
 
     Registration() {
         if (c10::Dispatcher::singleton().findSchema({"metatomic_tc::linear", ""}).has_value()) {
@@ -316,19 +292,16 @@ struct Registration {
         );
         define_operators(*definitions);
         define_pet_operators(*definitions);
-        cpu = implement(c10::DispatchKey::CPU);
-        cpu->impl("linear", &linear_cpu);
-        cpu->impl("linear_input_gradient", &linear_input_gradient_cpu);
-        cpu->impl("linear_activation", &linear_activation_cpu);
-        cpu->impl("linear_activation_forward", &linear_activation_forward_cpu);
-        cpu->impl("glu_backward", &glu_backward_cpu);
-        cuda = implement(c10::DispatchKey::CUDA);
-        cuda->impl("linear", &linear_cuda);
-        cuda->impl("linear_input_gradient", &linear_input_gradient_cuda);
-        cuda->impl("linear_activation", &linear_activation_cuda);
-        cuda->impl("linear_activation_forward", &linear_activation_forward_cuda);
-        cuda->impl("glu_backward", &glu_backward_cuda);
-        cuda->impl("gemm", &gemm_cuda);
+        for (auto key : {c10::DispatchKey::CPU, c10::DispatchKey::CUDA}) {
+            auto device = implement(key);
+            device->impl("linear", &linear_device);
+            device->impl("linear_input_gradient", &linear_input_gradient_device);
+            device->impl("linear_activation", &linear_activation_device);
+            device->impl("linear_activation_forward", &linear_activation_forward_device);
+            device->impl("glu_backward", &glu_backward_device);
+            devices.push_back(std::move(device));
+        }
+        devices.back()->impl("gemm", &gemm_cuda);
         meta = implement(c10::DispatchKey::Meta);
         meta->impl("linear", &linear_meta);
         meta->impl("linear_input_gradient", &linear_input_gradient_meta);

@@ -40,7 +40,7 @@ Activation check_linear_activation(
     return activation;
 }
 
-Activated forward_cpu(
+Activated forward_device(
     const Tensor &input,
     const Tensor &weight,
     const std::optional<Tensor> &bias,
@@ -49,22 +49,7 @@ Activated forward_cpu(
     bool keep_pre_activation
 ) {
     auto activation = check_linear_activation(input, weight, bias, activation_name);
-    auto product = cpu_product(input, weight, bias, Direction::forward, mode);
-    return activate(product, activation, keep_pre_activation);
-}
-
-Activated forward_cuda(
-    const Tensor &input,
-    const Tensor &weight,
-    const std::optional<Tensor> &bias,
-    const std::string &activation_name,
-    const std::string &mode,
-    bool keep_pre_activation
-) {
-    auto activation = check_linear_activation(input, weight, bias, activation_name);
-    return cuda_product(
-        input, weight, bias, Direction::forward, mode, activation, keep_pre_activation
-    );
+    return product(input, weight, bias, Direction::forward, mode, activation, keep_pre_activation);
 }
 
 Activated forward_meta(
@@ -86,24 +71,14 @@ Activated forward_meta(
 
 } // namespace
 
-Tensor linear_activation_cpu(
+Tensor linear_activation_device(
     const Tensor &input,
     const Tensor &weight,
     const std::optional<Tensor> &bias,
     std::string activation,
     std::string mode
 ) {
-    return forward_cpu(input, weight, bias, activation, mode, false).output;
-}
-
-Tensor linear_activation_cuda(
-    const Tensor &input,
-    const Tensor &weight,
-    const std::optional<Tensor> &bias,
-    std::string activation,
-    std::string mode
-) {
-    return forward_cuda(input, weight, bias, activation, mode, false).output;
+    return forward_device(input, weight, bias, activation, mode, false).output;
 }
 
 Tensor linear_activation_meta(
@@ -116,25 +91,14 @@ Tensor linear_activation_meta(
     return forward_meta(input, weight, bias, activation, mode).output;
 }
 
-std::tuple<Tensor, Tensor> linear_activation_forward_cpu(
+std::tuple<Tensor, Tensor> linear_activation_forward_device(
     const Tensor &input,
     const Tensor &weight,
     const std::optional<Tensor> &bias,
     std::string activation,
     std::string mode
 ) {
-    auto result = forward_cpu(input, weight, bias, activation, mode, true);
-    return {result.output, result.pre_activation};
-}
-
-std::tuple<Tensor, Tensor> linear_activation_forward_cuda(
-    const Tensor &input,
-    const Tensor &weight,
-    const std::optional<Tensor> &bias,
-    std::string activation,
-    std::string mode
-) {
-    auto result = forward_cuda(input, weight, bias, activation, mode, true);
+    auto result = forward_device(input, weight, bias, activation, mode, true);
     return {result.output, result.pre_activation};
 }
 
@@ -182,13 +146,11 @@ void check_glu(const Tensor &gradient, const Tensor &product) {
 
 } // namespace
 
-Tensor glu_backward_cpu(const Tensor &gradient, const Tensor &product) {
+Tensor glu_backward_device(const Tensor &gradient, const Tensor &product) {
     check_glu(gradient, product);
-    return at::glu_backward(gradient, product, -1);
-}
-
-Tensor glu_backward_cuda(const Tensor &gradient, const Tensor &product) {
-    check_glu(gradient, product);
+    if (product.is_cpu()) {
+        return at::glu_backward(gradient, product, -1);
+    }
     auto guard = c10::DeviceGuard(product.device());
     auto upper = gradient.contiguous(), values = product.contiguous();
     auto result = at::empty_like(values);

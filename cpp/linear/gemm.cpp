@@ -1,6 +1,6 @@
 #include <c10/core/DeviceGuard.h>
 
-#include "metatomic_tc/dispatch.hpp"
+#include "metatomic_tc/linear.hpp"
 #include "operators.hpp"
 
 namespace metatomic_tc {
@@ -10,7 +10,7 @@ at::Tensor gemm_cuda(
     const at::Tensor &b,
     const std::optional<at::Tensor> &bias,
     bool transpose_b,
-    std::string implementation,
+    std::string kernel,
     int64_t tile_n,
     int64_t splits
 ) {
@@ -55,18 +55,15 @@ at::Tensor gemm_cuda(
     auto guard = c10::DeviceGuard(a.device());
     auto result = at::empty({a.size(0), N}, a.options());
     auto direction = transpose_b ? Direction::forward : Direction::input_gradient;
-    cuda_gemm(
-        parse_implementation(implementation),
-        a,
-        b,
-        bias,
-        direction,
-        Activation::none,
-        result,
-        at::Tensor(),
-        tile_n,
-        splits
+    auto operands = CudaOperands(a, b, bias, direction);
+    auto plan = plan_with(
+        parse_kernel(kernel),
+        operands.problem,
+        hardware(a.device()),
+        static_cast<int>(tile_n),
+        static_cast<int>(splits)
     );
+    operands.run(plan, result, at::Tensor());
     return result;
 }
 

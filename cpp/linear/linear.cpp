@@ -8,13 +8,13 @@
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <tuple>
 #include <vector>
 
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include "metatomic_tc/gemm.hpp"
 #include "packed_weights.hpp"
 #include "product/slices.hpp"
 #include "rows/stream.hpp"
@@ -110,7 +110,8 @@ Tensor operand(const Tensor &weight, Direction direction) {
     return direction == Direction::forward ? weight.t() : weight;
 }
 
-/// The slices of a matrix, and for each of its rows the power of two that undoes their scaling.
+/// The slices of a matrix, in FP64, and for each of its rows the power of two that undoes their
+/// scaling.
 struct SlicedMatrix {
     std::vector<Tensor> slices;
     Tensor powers;
@@ -135,18 +136,22 @@ SlicedMatrix sliced(const Tensor &matrix, Mode mode) {
             powers[row] = split(mode, values + row * columns, columns, pointers.data());
         }
     });
+    for (auto &slice : result.slices) {
+        slice = slice.to(at::kDouble);
+    }
     return result;
 }
 
-/// The products of a mode on the CPU: each by FP32 BLAS, added from the smallest band up, chunk by
-/// chunk of K where the mode has chunks.
+/// The products of a mode on the CPU, added from the smallest band up, chunk by chunk of K where
+/// the mode has chunks. Each is in FP64, since PyTorch may be told to compute FP32 products in less
+/// than FP32, and rounded to FP32: what the slices leave out is all that is left out.
 Tensor emulated_product(const Tensor &rows, const Tensor &weight, Direction direction, Mode mode) {
     const auto &products = slice_products(mode);
     auto K = rows.size(1);
     auto chunk = products.chunk == 0 ? K : products.chunk;
     auto right = sliced(operand(weight, direction).t(), mode);
     auto result = at::zeros({rows.size(0), right.powers.size(0)}, rows.options());
-    auto part = at::empty_like(result);
+    auto part = at::empty(result.sizes(), result.options().dtype(at::kDouble));
     for (int64_t k = 0; k < K; k += chunk) {
         auto size = std::min(chunk, K - k);
         auto left = sliced(rows.narrow(1, k, size), mode);
@@ -159,7 +164,7 @@ Tensor emulated_product(const Tensor &rows, const Tensor &weight, Direction dire
                 beta = 1;
             }
         }
-        result.addcmul_(part, left.powers.unsqueeze(1));
+        result.addcmul_(part.to(at::kFloat), left.powers.unsqueeze(1));
     }
     result.mul_(right.powers);
     // Inf and NaN in, or an overflow of a slice or of what is still to be scaled back: FP32 decides
@@ -192,33 +197,9 @@ void check_linear(const Tensor &input, const Tensor &weight, const std::optional
     check_bias(bias, weight);
 }
 
-Tensor cpu_product(
-    const Tensor &rows,
-    const Tensor &weight,
-    const std::optional<Tensor> &bias,
-    Direction direction,
-    const std::string &mode_name
-) {
-    auto mode = parse_mode(mode_name);
-    auto out_features = weight.size(direction == Direction::forward ? 0 : 1);
-    auto in_features = weight.size(direction == Direction::forward ? 1 : 0);
-    auto flat = rows.reshape({-1, in_features});
-    auto implementation =
-        select_implementation(mode, Hardware(), flat.size(0), out_features, in_features);
-    if (implementation == Implementation::cpu_fp32 || rows.scalar_type() == at::kDouble ||
-        flat.numel() == 0) {
-        return direction == Direction::forward ? at::linear(rows, weight, bias)
-                                               : at::matmul(rows, weight);
-    }
-    auto result = emulated_product(flat, weight, direction, mode);
-    if (bias.has_value() && bias->defined()) {
-        result += *bias;
-    }
-    auto shape = rows.sizes().vec();
-    shape.back() = out_features;
-    return result.view(shape);
-}
+namespace {
 
+/// `activation` of a product by PyTorch. Where `product` is not kept, it may be overwritten.
 Activated activate(const Tensor &product, Activation activation, bool keep_pre_activation) {
     auto output = product;
     if (activation == Activation::swiglu) {
@@ -229,86 +210,116 @@ Activated activate(const Tensor &product, Activation activation, bool keep_pre_a
     return {output, keep_pre_activation ? product : Tensor()};
 }
 
-void cuda_gemm(
-    Implementation implementation,
-    const Tensor &rows,
-    const Tensor &weight,
-    const std::optional<Tensor> &bias,
-    Direction direction,
-    Activation activation,
-    const Tensor &result,
-    const Tensor &pre_activation,
-    int64_t tile_n,
-    int64_t splits
+/// By PyTorch, in the type of the operands.
+Tensor plain_product(
+    const Tensor &rows, const Tensor &weight, const OptionalTensor &bias, Direction direction
 ) {
-    auto forward = direction == Direction::forward;
-    auto [A, lda] = row_major(rows);
-    auto [B, ldb] = row_major(weight);
-    auto bias_values = bias.has_value() && bias->defined() ? bias->contiguous() : Tensor();
-    auto problem = Gemm{
-        rows.size(0),
-        weight.size(forward ? 0 : 1),
-        rows.size(1),
-        A.const_data_ptr<float>(),
-        lda,
-        B.const_data_ptr<float>(),
-        ldb,
-        forward,
-        bias_values.defined() ? bias_values.const_data_ptr<float>() : nullptr,
-        result.mutable_data_ptr<float>(),
-        result.size(-1),
-        activation,
-        pre_activation.defined() ? pre_activation.mutable_data_ptr<float>() : nullptr,
-        static_cast<int>(tile_n),
-        static_cast<int>(splits),
-    };
-    problem.packed = PackedWeights::find(implementation, problem, B, stream_of(rows));
-    auto workspace_size = gemm_workspace_size(implementation, problem);
-    auto workspace =
-        at::empty({static_cast<int64_t>(workspace_size)}, rows.options().dtype(at::kByte));
-    gemm(implementation, problem, workspace.mutable_data_ptr(), workspace_size, stream_of(rows));
+    return direction == Direction::forward ? at::linear(rows, weight, bias)
+                                           : at::matmul(rows, weight);
 }
 
-Activated cuda_product(
+} // namespace
+
+CudaOperands::CudaOperands(
+    const Tensor &rows, const Tensor &weight, const OptionalTensor &bias, Direction direction
+) {
+    auto forward = direction == Direction::forward;
+    int64_t lda = 0, ldb = 0;
+    std::tie(this->rows, lda) = row_major(rows);
+    std::tie(this->weight, ldb) = row_major(weight);
+    this->bias = bias.has_value() && bias->defined() ? bias->contiguous() : Tensor();
+    gemm = Gemm{
+        .M = rows.size(0),
+        .N = weight.size(forward ? 0 : 1),
+        .K = rows.size(1),
+        .A = this->rows.const_data_ptr<float>(),
+        .lda = lda,
+        .B = this->weight.const_data_ptr<float>(),
+        .ldb = ldb,
+        .transpose_b = forward,
+        .bias = this->bias.defined() ? this->bias.const_data_ptr<float>() : nullptr,
+        .C = nullptr,
+        .ldc = 0,
+    };
+    problem = Problem{
+        .M = gemm.M,
+        .N = gemm.N,
+        .K = gemm.K,
+        .direction = direction,
+        .aligned_a = is_aligned(gemm.A, lda),
+        .aligned_weight = is_aligned(gemm.B, ldb),
+        .aligned_bias = is_aligned(gemm.bias),
+    };
+}
+
+void CudaOperands::run(const Plan &plan, const Tensor &result, const Tensor &pre_activation) {
+    auto *stream = stream_of(rows);
+    gemm.activation = plan.fuses_activation ? plan.problem.activation : Activation::none;
+    gemm.C = result.mutable_data_ptr<float>();
+    gemm.ldc = result.size(-1);
+    gemm.pre_activation =
+        pre_activation.defined() ? pre_activation.mutable_data_ptr<float>() : nullptr;
+    auto *packed = PackedWeights::find(plan, gemm, weight, stream);
+    auto size = plan.workspace_size + (packed == nullptr ? plan.packed_size : 0);
+    auto workspace = at::empty({static_cast<int64_t>(size)}, rows.options().dtype(at::kByte));
+    metatomic_tc::gemm(plan, gemm, packed, workspace.mutable_data_ptr(), stream);
+}
+
+Activated product(
     const Tensor &rows,
     const Tensor &weight,
-    const std::optional<Tensor> &bias,
+    const OptionalTensor &bias,
     Direction direction,
     const std::string &mode_name,
     Activation activation,
     bool keep_pre_activation
 ) {
-    auto mode = parse_mode(mode_name);
     auto guard = c10::DeviceGuard(rows.device());
     auto forward = direction == Direction::forward;
-    auto N = weight.size(forward ? 0 : 1);
-    auto K = weight.size(forward ? 1 : 0);
+    auto N = weight.size(forward ? 0 : 1), K = weight.size(forward ? 1 : 0);
     auto flat = rows.reshape({-1, K});
-    auto M = flat.size(0);
-    auto implementation = select_implementation(mode, hardware(rows.device()), M, N, K);
-    if (rows.scalar_type() == at::kDouble || M == 0 || N == 0 || K == 0) {
-        auto product = forward ? at::linear(rows, weight, bias) : at::matmul(rows, weight);
-        return activate(product, activation, keep_pre_activation);
+    auto problem = Problem{
+        .mode = parse_mode(mode_name),
+        .M = flat.size(0),
+        .N = N,
+        .K = K,
+        .direction = direction,
+        .activation = activation,
+    };
+    auto on = hardware(rows.device());
+    if (rows.scalar_type() == at::kDouble || problem.M == 0 || N == 0 || K == 0) {
+        // what the hardware cannot do is an error whatever the operands
+        resolve_mode(problem.mode, on, false);
+        auto result = plain_product(rows, weight, bias, direction);
+        return activate(result, activation, keep_pre_activation);
     }
-
-    auto fused = activation != Activation::none && fuses_activation(implementation);
+    auto shape = rows.sizes().vec();
     auto empty = [&](int64_t columns) {
-        auto shape = rows.sizes().vec();
         shape.back() = columns;
         return at::empty(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
     };
+    if (!on.cuda) {
+        auto result = Tensor();
+        if (plan(problem, on).kernel == Kernel::cpu_fp32) {
+            result = plain_product(rows, weight, bias, direction);
+        } else {
+            result = emulated_product(flat, weight, direction, problem.mode);
+            if (bias.has_value() && bias->defined()) {
+                result += *bias;
+            }
+            shape.back() = N;
+            result = result.view(shape);
+        }
+        return activate(result, activation, keep_pre_activation);
+    }
+    auto operands = CudaOperands(flat, weight, bias, direction);
+    operands.problem.mode = problem.mode;
+    operands.problem.activation = activation;
+    auto how = plan(operands.problem, on);
+    auto fused = how.fuses_activation;
     auto result = empty(fused && activation == Activation::swiglu ? N / 2 : N);
     auto pre_activation = fused && keep_pre_activation ? empty(N) : Tensor();
-    cuda_gemm(
-        implementation,
-        flat,
-        weight,
-        bias,
-        direction,
-        fused ? activation : Activation::none,
-        result,
-        pre_activation
-    );
+    operands.run(how, result, pre_activation);
     return fused ? Activated{result, pre_activation}
                  : activate(result, activation, keep_pre_activation);
 }
@@ -319,22 +330,15 @@ Tensor meta_product(const Tensor &rows, const Tensor &weight, Direction directio
     return at::empty_symint(shape, rows.options().memory_format(at::MemoryFormat::Contiguous));
 }
 
-Tensor linear_cpu(
-    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
+Tensor linear_device(
+    const Tensor &input, const Tensor &weight, const OptionalTensor &bias, std::string mode
 ) {
     check_linear(input, weight, bias);
-    return cpu_product(input, weight, bias, Direction::forward, mode);
-}
-
-Tensor linear_cuda(
-    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
-) {
-    check_linear(input, weight, bias);
-    return cuda_product(input, weight, bias, Direction::forward, mode).output;
+    return product(input, weight, bias, Direction::forward, mode).output;
 }
 
 Tensor linear_meta(
-    const Tensor &input, const Tensor &weight, const std::optional<Tensor> &bias, std::string mode
+    const Tensor &input, const Tensor &weight, const OptionalTensor &bias, std::string mode
 ) {
     check_linear(input, weight, bias);
     parse_mode(mode);
@@ -342,15 +346,9 @@ Tensor linear_meta(
 }
 
 Tensor
-linear_input_gradient_cpu(const Tensor &grad_output, const Tensor &weight, std::string mode) {
+linear_input_gradient_device(const Tensor &grad_output, const Tensor &weight, std::string mode) {
     check_input_gradient(grad_output, weight);
-    return cpu_product(grad_output, weight, std::nullopt, Direction::input_gradient, mode);
-}
-
-Tensor
-linear_input_gradient_cuda(const Tensor &grad_output, const Tensor &weight, std::string mode) {
-    check_input_gradient(grad_output, weight);
-    return cuda_product(grad_output, weight, std::nullopt, Direction::input_gradient, mode).output;
+    return product(grad_output, weight, std::nullopt, Direction::input_gradient, mode).output;
 }
 
 Tensor

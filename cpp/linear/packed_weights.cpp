@@ -9,7 +9,7 @@ namespace metatomic_tc {
 namespace {
 
 /// All that the packed form depends on besides B.
-using Form = std::tuple<Implementation, int64_t, int64_t, int64_t, bool, Activation, int>;
+using Form = std::tuple<Kernel, int, int64_t, int64_t, int64_t, Direction, Activation>;
 
 struct Weight {
     /// how many PackedWeights have it
@@ -52,25 +52,25 @@ PackedWeights::~PackedWeights() {
 }
 
 void *PackedWeights::find(
-    Implementation implementation, const Gemm &problem, const at::Tensor &weight, void *stream
+    const Plan &plan, const Gemm &operands, const at::Tensor &weight, void *stream
 ) {
-    auto packing = gemm_packing(implementation, problem);
-    if (packing == 0) {
+    if (plan.packed_size == 0 || !plan.keeps_packed) {
         return nullptr;
     }
     auto lock = std::lock_guard(known().mutex);
-    auto found = known().weights.find(problem.B);
+    auto found = known().weights.find(operands.B);
     if (found == known().weights.end()) {
         return nullptr;
     }
+    const auto &problem = plan.problem;
     auto form = Form(
-        implementation,
+        plan.kernel,
+        plan.tile_n,
         problem.N,
         problem.K,
-        problem.ldb,
-        problem.transpose_b,
-        problem.activation,
-        packing
+        operands.ldb,
+        problem.direction,
+        problem.activation
     );
     auto &forms = found->second.packed;
     auto packed = forms.find(form);
@@ -78,9 +78,9 @@ void *PackedWeights::find(
         if (is_captured(stream)) {
             return nullptr;
         }
-        auto size = static_cast<int64_t>(gemm_packed_size(implementation, problem));
+        auto size = static_cast<int64_t>(plan.packed_size);
         auto memory = at::empty({size}, weight.options().dtype(at::kByte));
-        gemm_pack(implementation, problem, memory.mutable_data_ptr(), stream);
+        gemm_pack(plan, operands, memory.mutable_data_ptr(), stream);
         packed = forms.emplace(form, memory).first;
     }
     return packed->second.mutable_data_ptr();

@@ -4,7 +4,7 @@
 
 #include <ATen/ATen.h>
 
-#include "metatomic_tc/gemm.hpp"
+#include "product/gemm.hpp"
 
 namespace metatomic_tc {
 
@@ -19,13 +19,12 @@ class PackedWeights {
     PackedWeights(const PackedWeights &) = delete;
     PackedWeights &operator=(const PackedWeights &) = delete;
 
-    /// For `Gemm::packed`: `problem.B` packed on `stream`. Null if that is no such weight or need
-    /// not be packed, and for one that is not packed yet while a graph captures the stream.
+    /// For `gemm`: `operands.B` packed on `stream`. Null if that is no such weight or need not be
+    /// packed, and for one that is not packed yet while a graph captures the stream.
     ///
-    /// @param weight the tensor that `problem.B` is in
-    static void *find(
-        Implementation implementation, const Gemm &problem, const at::Tensor &weight, void *stream
-    );
+    /// @param weight the tensor that `operands.B` is in
+    static void *
+    find(const Plan &plan, const Gemm &operands, const at::Tensor &weight, void *stream);
 
   private:
     std::vector<at::Tensor> weights;

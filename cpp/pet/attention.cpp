@@ -5,6 +5,7 @@
 #include "metatomic_tc/linear.hpp"
 #include "pet/kernels/attention_cpu.hpp"
 #include "pet/kernels/attention_tf32x3.hpp"
+#include "product/plan.hpp"
 #include "rows/run.hpp"
 
 namespace metatomic_tc {
@@ -37,9 +38,9 @@ struct Attention : public torch::autograd::Function<Attention> {
     }
 
     template <template <class> class Problem, class T>
-    static void launch(const Problem<T> &problem, bool tensor_cores, void *stream) {
+    static void launch(const Problem<T> &problem, AttentionKernel kernel, void *stream) {
         if constexpr (std::is_same_v<T, float>) {
-            if (tensor_cores) {
+            if (kernel == AttentionKernel::cuda_tf32x3) {
                 pet::launch_attention_tf32x3(problem, stream);
                 return;
             }
@@ -81,8 +82,11 @@ struct Attention : public torch::autograd::Function<Attention> {
             width / num_heads,
             "; use the stock backend for this model."
         );
-        auto tensor_cores = attention_on_tensor_cores(
-            parse_mode(mode), hardware(tokens.device()), width / num_heads
+        auto kernel = attention_kernel(
+            parse_mode(mode),
+            hardware(tokens.device()),
+            width / num_heads,
+            tokens.scalar_type() == at::kFloat
         );
         tokens = pet::aligned(tokens);
         auto result = at::empty({rows, width}, tokens.options());
@@ -91,8 +95,8 @@ struct Attention : public torch::autograd::Function<Attention> {
         AT_DISPATCH_FLOATING_TYPES(tokens.scalar_type(), name, [&] {
             auto problem = attention<scalar_t>(saved, num_heads, scale);
             pet::clear_spare_rows<scalar_t>(result, starts, problem.atoms);
-            if (tokens.is_cuda()) {
-                launch(problem, tensor_cores, stream_of(tokens));
+            if (kernel != AttentionKernel::cpu) {
+                launch(problem, kernel, stream_of(tokens));
             } else {
                 auto work = [&](int64_t begin, int64_t end) {
                     for (auto atom = begin; atom < end; atom++) {
@@ -105,7 +109,7 @@ struct Attention : public torch::autograd::Function<Attention> {
         context->save_for_backward(saved);
         context->saved_data["heads"] = num_heads;
         context->saved_data["scale"] = scale;
-        context->saved_data["tensor_cores"] = tensor_cores;
+        context->saved_data["kernel"] = static_cast<int64_t>(kernel);
         return result;
     }
 
@@ -114,7 +118,7 @@ struct Attention : public torch::autograd::Function<Attention> {
             auto saved = context->get_saved_variables();
             auto heads = context->saved_data["heads"].toInt();
             auto scale = context->saved_data["scale"].toDouble();
-            auto tensor_cores = context->saved_data["tensor_cores"].toBool();
+            auto kernel = static_cast<AttentionKernel>(context->saved_data["kernel"].toInt());
             auto gradient = pet::aligned(gradients[0]);
             auto grad_qkv = at::empty_like(saved[0]);
             auto products = at::empty_like(saved[4]), grad_log_factors = at::zeros_like(saved[4]);
@@ -127,8 +131,8 @@ struct Attention : public torch::autograd::Function<Attention> {
                     output<scalar_t>(grad_qkv),
                     output<scalar_t>(grad_log_factors)
                 };
-                if (gradient.is_cuda()) {
-                    launch(problem, tensor_cores, stream_of(gradient));
+                if (kernel != AttentionKernel::cpu) {
+                    launch(problem, kernel, stream_of(gradient));
                 } else {
                     auto work = [&](int64_t begin, int64_t end) {
                         for (auto atom = begin; atom < end; atom++) {

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-#include "metatomic_tc/gemm.hpp"
+#include "product/gemm.hpp"
 
 namespace metatomic_tc {
 

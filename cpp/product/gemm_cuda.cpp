@@ -1,48 +1,45 @@
-#include "metatomic_tc/gemm.hpp"
+#include "gemm.hpp"
 
 #include <stdexcept>
 
 #include <cuda_runtime_api.h>
 
-#include "cuda_status.hpp"
-#include "cutlass_3xtf32.hpp"
-#include "nonfinite.hpp"
 #include "product/cublas/cublas.hpp"
+#include "product/cutlass/3xtf32.hpp"
 #include "product/mma/bf16.hpp"
 #include "product/wgmma/wgmma.hpp"
+
+#include "cuda_status.hpp"
 
 namespace metatomic_tc {
 
 namespace {
 
-bool uses_wgmma(Implementation implementation) {
-    switch (implementation) {
-    case Implementation::wgmma_tf32x3:
-    case Implementation::wgmma_fp16x3:
-    case Implementation::wgmma_bf16x6:
-    case Implementation::wgmma_bf16x9:
-        return true;
-    default:
-        return false;
+/// The plan counts on vectors of 16 bytes where it says so.
+void expect_planned(const Plan &plan, const Gemm &operands) {
+    const auto &problem = plan.problem;
+    auto same =
+        problem.M == operands.M && problem.N == operands.N && problem.K == operands.K &&
+        (problem.direction == Direction::forward) == operands.transpose_b &&
+        (plan.fuses_activation ? problem.activation : Activation::none) == operands.activation;
+    auto aligned = is_aligned(operands.C) && is_aligned(operands.pre_activation) &&
+                   (is_aligned(operands.A, operands.lda) || !problem.aligned_a) &&
+                   (is_aligned(operands.B, operands.ldb) || !problem.aligned_weight) &&
+                   (is_aligned(operands.bias) || !problem.aligned_bias);
+    if (!same || !aligned) {
+        throw std::logic_error(
+            "The operands of a product are not those that " + plan.name() + " was planned for."
+        );
     }
 }
 
 } // namespace
 
-bool fuses_activation(Implementation implementation) {
-    return uses_wgmma(implementation);
-}
-
-int gemm_packing(Implementation implementation, const Gemm &problem) {
-    return uses_wgmma(implementation) ? wgmma::packing(implementation, problem) : 0;
-}
-
-std::size_t gemm_packed_size(Implementation implementation, const Gemm &problem) {
-    return wgmma::packed_size(implementation, problem);
-}
-
-void gemm_pack(Implementation implementation, const Gemm &problem, void *packed, void *stream) {
-    wgmma::pack(implementation, problem, packed, stream);
+void gemm_pack(const Plan &plan, const Gemm &operands, void *packed, void *stream) {
+    if (plan.packed_size == 0) {
+        throw std::logic_error("The kernel " + plan.name() + " reads the weight as it is.");
+    }
+    wgmma::pack(plan, operands, packed, stream);
 }
 
 bool is_captured(void *stream) {
@@ -54,71 +51,21 @@ bool is_captured(void *stream) {
     return status != cudaStreamCaptureStatusNone;
 }
 
-std::size_t gemm_workspace_size(Implementation implementation, const Gemm &problem) {
-    switch (implementation) {
-    case Implementation::cublas_fp32:
-    case Implementation::cublas_tf32:
-    case Implementation::cublas_bf16x9_performant:
-    case Implementation::cublas_bf16x9_eager:
-        return cublas::workspace_size;
-    case Implementation::wgmma_tf32x3:
-    case Implementation::wgmma_fp16x3:
-    case Implementation::wgmma_bf16x6:
-    case Implementation::wgmma_bf16x9:
-        return wgmma::workspace_size(implementation, problem);
-    case Implementation::cutlass_3xtf32_128x64:
-    case Implementation::cutlass_3xtf32_128x64_sliced_k:
-    case Implementation::cutlass_3xtf32_64x64_sliced_k:
-    case Implementation::mma_bf16x6_128x64:
-    case Implementation::mma_bf16x6_64x64:
-    case Implementation::mma_bf16x9_128x64:
-    case Implementation::mma_bf16x9_64x64:
-        return nonfinite::workspace_size;
-    case Implementation::cpu_fp32:
-    case Implementation::cpu_emulated:
+void gemm(const Plan &plan, const Gemm &operands, void *packed, void *workspace, void *stream) {
+    expect_planned(plan, operands);
+    switch (family_of(plan.kernel)) {
+    case Family::cublas:
+        return cublas::gemm(plan, operands, workspace, stream);
+    case Family::cutlass:
+        return cutlass_3xtf32::gemm(plan.kernel, operands, workspace, stream);
+    case Family::mma:
+        return mma_bf16::gemm(plan.kernel, operands, workspace, stream);
+    case Family::wgmma:
+        return wgmma::gemm(plan, operands, packed, workspace, stream);
+    case Family::cpu:
         break;
     }
-    throw std::logic_error(to_string(implementation) + " does not run on a CUDA device.");
-}
-
-void gemm(
-    Implementation implementation,
-    const Gemm &problem,
-    void *workspace,
-    std::size_t workspace_size,
-    void *stream
-) {
-    if (problem.activation != Activation::none && !fuses_activation(implementation)) {
-        throw std::logic_error(to_string(implementation) + " does not compute activations.");
-    }
-    auto needed = gemm_workspace_size(implementation, problem);
-    if (workspace_size < needed) {
-        throw std::runtime_error(
-            "Found a workspace of " + std::to_string(workspace_size) + " bytes, but " +
-            to_string(implementation) + " needs " + std::to_string(needed) + "."
-        );
-    }
-    switch (implementation) {
-    case Implementation::cublas_fp32:
-    case Implementation::cublas_tf32:
-        return cublas::gemm(implementation, problem, workspace, stream);
-    case Implementation::cublas_bf16x9_performant:
-    case Implementation::cublas_bf16x9_eager:
-        cublas::gemm(implementation, problem, workspace, stream);
-        return nonfinite::repair(problem, nullptr, static_cast<cudaStream_t>(stream));
-    case Implementation::wgmma_tf32x3:
-    case Implementation::wgmma_fp16x3:
-    case Implementation::wgmma_bf16x6:
-    case Implementation::wgmma_bf16x9:
-        return wgmma::gemm(implementation, problem, workspace, stream);
-    case Implementation::mma_bf16x6_128x64:
-    case Implementation::mma_bf16x6_64x64:
-    case Implementation::mma_bf16x9_128x64:
-    case Implementation::mma_bf16x9_64x64:
-        return mma_bf16::gemm(implementation, problem, workspace, stream);
-    default:
-        return cutlass_3xtf32::gemm(implementation, problem, workspace, stream);
-    }
+    throw std::logic_error(plan.name() + " does not run on a CUDA device.");
 }
 
 Hardware cuda_hardware(int index) {
@@ -134,6 +81,7 @@ Hardware cuda_hardware(int index) {
     hardware.cuda = true;
     hardware.compute_capability = 10 * properties.major + properties.minor;
     hardware.cuda_version = cublas::cuda_version();
+    hardware.multiprocessors = properties.multiProcessorCount;
     hardware.name = properties.name;
     for (auto byte : properties.uuid.bytes) {
         constexpr auto digits = "0123456789abcdef";

@@ -1,5 +1,5 @@
 // Takes the place of gemm_cuda.cpp in a library built without CUDA.
-#include "metatomic_tc/gemm.hpp"
+#include "gemm.hpp"
 
 #include <stdexcept>
 
@@ -16,19 +16,7 @@ namespace {
 
 } // namespace
 
-bool fuses_activation(Implementation) {
-    return false;
-}
-
-int gemm_packing(Implementation, const Gemm &) {
-    return 0;
-}
-
-std::size_t gemm_packed_size(Implementation, const Gemm &) {
-    refuse();
-}
-
-void gemm_pack(Implementation, const Gemm &, void *, void *) {
+void gemm_pack(const Plan &, const Gemm &, void *, void *) {
     refuse();
 }
 
@@ -36,11 +24,7 @@ bool is_captured(void *) {
     return false;
 }
 
-std::size_t gemm_workspace_size(Implementation, const Gemm &) {
-    refuse();
-}
-
-void gemm(Implementation, const Gemm &, void *, std::size_t, void *) {
+void gemm(const Plan &, const Gemm &, void *, void *, void *) {
     refuse();
 }
 

@@ -2,14 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
-#include "metatomic_tc/gemm.hpp"
+#include "product/gemm.hpp"
 
 /// Slicing turns an Inf into Inf - Inf = NaN, and a value close to FLT_MAX into Inf. Both show as
 /// an output that is not finite, and those outputs are computed again in FP32.
 namespace metatomic_tc::nonfinite {
-
-/// Device memory for the flag that says whether an output is Inf or NaN.
-constexpr std::size_t workspace_size = 256;
 
 /// Clears the flag, on `stream`.
 void clear(int *flag, cudaStream_t stream);

@@ -82,9 +82,9 @@ def devices_text() -> str:
 
 
 def dispatch_text() -> str:
-    """The dispatch table, as the operator library has it."""
+    """The tables of kernels, as the operator library has them."""
     rows = []
-    for rule in modes.dispatch_table():
+    for rule in modes.kernel_table():
         rows.append(
             (
                 rule["mode"],
@@ -93,18 +93,31 @@ def dispatch_text() -> str:
                 _cuda_version(rule["min_cuda_version"]) if rule["min_cuda_version"] else "any",
                 f"{rule['min_tiles']}" if rule["min_tiles"] else "any",
                 f"{rule['min_k']}" if rule["min_k"] else "any",
-                rule["implementation"],
+                "aligned" if rule["aligned"] else "full" if rule["fills_multiprocessors"] else "-",
+                rule["kernel"],
             )
         )
     head = ["mode", "device", "compute capability", "CUDA from", "tiles from", "K from"]
-    head += ["implementation"]
+    head += ["only", "kernel"]
+    attention = [
+        (rule["mode"], f"{rule['min_compute_capability'] / 10:.1f} or newer")
+        + (f"{rule['head_size']}", rule["kernel"])
+        for rule in modes.attention_table()
+    ]
     features = modes.build_info()["minimum_features"]
     return (
         _table("What computes a linear layer (the first row that fits)", head, rows)
         + "\nA tile is 128 x 64 elements of the layer's output (rows x output features), and K its "
-        + "number of input features;\nthe gradient of the input swaps input and output features.\n"
+        + "number of input features;\nthe gradient of the input swaps input and output features. "
+        + "Only aligned: rows that begin at multiples of 16 bytes.\nOnly full: with 128 rows or a "
+        + "part of them for each multiprocessor.\n"
         + f"Layers with fewer than {features} input or output features compute in fp32 in every "
-        "mode:\nthere is too little arithmetic to gain from."
+        + "mode:\nthere is too little arithmetic to gain from.\n\n"
+        + _table(
+            "What computes the attention of PET (else attention-cuda, on the CPU attention-cpu)",
+            ["mode", "compute capability", "columns of a head", "kernel"],
+            attention,
+        )
     )
 
 
@@ -161,28 +174,45 @@ def model_text(
             (
                 _shape(layer.in_features, layer.out_features),
                 shown if layer.replaced else "fp32",
+                ", ".join(layer.kernels),
                 layer.path,
             )
             for layer in report.layers
         ]
-        title = f"Linear layers, mode {shown} for {pattern}"
-        sections.append(_table(title, ["in -> out", "computes in", "path"], layers))
+        layers += [
+            (
+                f"attention, heads of {attention.head_size}",
+                shown if attention.kernel.endswith("tf32x3") else "fp32",
+                attention.kernel,
+                attention.path,
+            )
+            for attention in report.attention
+        ]
+        title = f"Linear layers, mode {shown} for {pattern}; kernels for a million rows"
+        head = ["in -> out", "computes in", "kernel (input gradient)", "path"]
+        sections.append(_table(title, head, layers))
         return "\n\n".join(sections)
 
     shapes = Counter(
-        (layer.in_features, layer.out_features, layer.replaced) for layer in report.layers
+        (layer.in_features, layer.out_features, layer.replaced, ", ".join(layer.kernels))
+        for layer in report.layers
     )
     layers = []
-    for (in_features, out_features, replaced), count in sorted(shapes.items()):
+    for (in_features, out_features, replaced, kernels), count in sorted(shapes.items()):
         shape = _shape(in_features, out_features)
-        layers.append((shape, f"{count} x", shown if replaced else "fp32 (too small to gain)"))
+        used = shown if replaced else "fp32 (too small to gain)"
+        layers.append((shape, f"{count} x", used, kernels))
     sections.append(
         _table(
             f"Linear layers {'in' if len(used) < 2 else 'if all were in'} mode {shown}",
-            ["in -> out", "layers", "computes in"],
+            ["in -> out", "layers", "computes in", "kernels for a million rows here"],
             layers,
         )
     )
+    heads = Counter((attention.head_size, attention.kernel) for attention in report.attention)
+    if heads:
+        rows = [(f"{size}", f"{count} x", kernel) for (size, kernel), count in heads.items()]
+        sections.append(_table("Attention", ["columns of a head", "layers", "kernel"], rows))
     return "\n\n".join(sections)
 
 

@@ -29,6 +29,21 @@ class LinearLayer:
     #: True when it computes in the requested mode, False when it stays in FP32 since it is small or
     #: not among the layers that were asked for
     replaced: bool
+    #: what computes it on the device of the report for a million rows: its forward and, if that is
+    #: another, its input gradient; empty if the device does not support the mode
+    kernels: list[str]
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """One attention of PET with the backend of metatomic-tc."""
+
+    #: of its module
+    path: str
+    #: columns of a head, -1 if that is not known before it runs
+    head_size: int
+    #: what computes it on the device of the report
+    kernel: str
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,7 @@ class ConversionReport:
 
     mode: str
     layers: list[LinearLayer]
+    attention: list[AttentionLayer]
     #: number of activations that are computed together with the layer before them, none in ``fp32``
     fused: int
 
@@ -122,8 +138,9 @@ def conversion_report(
     model: torch.nn.Module, mode: str = DEFAULT_MODE, layers: str = "*"
 ) -> ConversionReport:
     """
-    What ``convert(model, mode, layers)`` would do: every linear layer of the model, its shape, and
-    whether it would use the mode. ``model`` stays as it is.
+    What ``convert(model, mode, layers)`` would do: every linear layer of the model, its shape,
+    whether it would use the mode, and which kernel would compute it on the first GPU here, or on
+    the CPU if there is none. ``model`` stays as it is.
 
     Parameters and errors are those of :func:`convert`.
     """
@@ -169,10 +186,12 @@ def load_script_module(content: torch.Tensor) -> torch.jit.ScriptModule:
 def _converted(
     content: torch.Tensor, mode: str, layers: str
 ) -> tuple[torch.Tensor, ConversionReport]:
-    content, text = torch.ops.metatomic_tc.convert(content, mode, layers)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    content, text = torch.ops.metatomic_tc.convert(content, mode, layers, device)
     report = json.loads(text)
     found = [LinearLayer(**layer) for layer in report["layers"]]
-    return content, ConversionReport(report["mode"], found, report["fused"])
+    attention = [AttentionLayer(**layer) for layer in report["attention"]]
+    return content, ConversionReport(report["mode"], found, attention, report["fused"])
 
 
 def _tensor_of(content: bytes) -> torch.Tensor:

@@ -34,23 +34,65 @@ def check_mode(mode: str) -> None:
 
     :raises ValueError: naming the mode and the valid ones
     """
-    torch.ops.metatomic_tc.select_implementation(mode, False, 0, 0, 128, 128, 128)
+    torch.ops.metatomic_tc.plan(mode, False, 0, 0, 0, 128, 128, 128)
 
 
 def hardware(device: str | torch.device) -> dict[str, Any]:
     """
-    A device as the dispatch table sees it.
+    What a device is, as far as the choice of a kernel depends on it.
 
     :return: ``cuda`` (bool), ``compute_capability`` (10·major + minor, 0 on the CPU),
-        ``cuda_version`` (1000·major + 10·minor, 0 on the CPU) and ``name``
+        ``cuda_version`` (1000·major + 10·minor, 0 on the CPU), ``multiprocessors`` (0 on the CPU)
+        and ``name``
     :raises RuntimeError: for devices other than the CPU and CUDA, or a missing CUDA device
     """
     return json.loads(torch.ops.metatomic_tc.hardware(torch.device(device)))
 
 
-def dispatch_table() -> list[dict[str, Any]]:
-    """The rows of the table that chooses the implementation, the first that fits decides."""
-    return json.loads(torch.ops.metatomic_tc.dispatch_table())
+def kernel_table() -> list[dict[str, Any]]:
+    """The rows of the table that chooses the kernel of a product, the first that fits decides."""
+    return json.loads(torch.ops.metatomic_tc.kernel_table())
+
+
+def attention_table() -> list[dict[str, Any]]:
+    """Where the attention of PET has its products on Tensor Cores."""
+    return json.loads(torch.ops.metatomic_tc.attention_table())
+
+
+def plan(
+    mode: str,
+    hardware: dict[str, Any],
+    M: int,
+    N: int,
+    K: int,
+    forward: bool = True,
+    aligned: bool = True,
+) -> dict[str, Any]:
+    """
+    How a product is computed: ``name`` says what really runs.
+
+    :param hardware: of :func:`hardware`, or made up
+    :param M, N, K: the product is ``[M, K]`` times ``[K, N]``
+    :param forward: of a layer, else the gradient of its input
+    :param aligned: whether operands begin at multiples of 16 bytes, and their rows
+    :return: ``name``, ``kernel``, ``tile_n``, ``splits``, ``fuses_activation``, and in bytes
+        ``workspace_size`` and ``packed_size``
+    :raises RuntimeError: if the hardware does not support the mode
+    """
+    return json.loads(
+        torch.ops.metatomic_tc.plan(
+            mode,
+            hardware["cuda"],
+            hardware["compute_capability"],
+            hardware["cuda_version"],
+            hardware["multiprocessors"],
+            M,
+            N,
+            K,
+            forward,
+            aligned,
+        )
+    )
 
 
 def build_info() -> dict[str, Any]:

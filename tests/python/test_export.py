@@ -299,7 +299,7 @@ def test_outputs_that_cannot_be_written_fail_before_the_work(
 
 
 def test_models_with_many_elements_have_a_short_summary():
-    report = ConversionReport("tf32x3", [], 0)
+    report = ConversionReport("tf32x3", [], [], 0)
     text = summary(ExportResult(Path("new.pt"), 10**6, report, list(range(1, 103)), None))
     assert "new.pt ELEMENT ELEMENT ..." in text and "Lr" not in text.split("pair_coeff")[1]
 

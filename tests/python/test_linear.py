@@ -10,7 +10,8 @@ import metatomic_tc
 import pytest
 import torch
 import torch.nn.functional as F
-from metatomic_tc import TCLinear, linear
+from metatomic_tc import TCLinear, linear, modes
+from metatomic_tc.modes import kernel_table, plan
 
 ALL_MODES = ["fp32", "tf32", "tf32x3", "fp16x3", "bf16x6", "bf16x9", "bf16x9-eager"]
 #: on the CPU bf16x9-eager is bf16x9, as a test below shows
@@ -762,41 +763,122 @@ def test_two_layers_with_different_modes_in_one_script():
 # ---- dispatch ------------------------------------------------------------------------------------
 
 
-def test_the_table_decides_what_is_selected():
-    table = json.loads(torch.ops.metatomic_tc.dispatch_table())
-    select = torch.ops.metatomic_tc.select_implementation
+def gpu(capability=90, cuda=13000, multiprocessors=132):
+    """As an H200, or another GPU, is described."""
+    return {
+        "cuda": True,
+        "compute_capability": capability,
+        "cuda_version": cuda,
+        "multiprocessors": multiprocessors,
+    }
+
+
+CPU = {"cuda": False, "compute_capability": 0, "cuda_version": 0, "multiprocessors": 0}
+
+
+def test_the_table_decides_what_is_planned():
+    table = kernel_table()
     for rule in table:
         if rule["device"] == "cpu":
-            assert select(rule["mode"], False, 0, 0, 128, 128, 128) == rule["implementation"]
-        else:
-            capability = max(rule["min_compute_capability"], 10)
-            size, K = 128 * max(rule["min_tiles"], 1), max(rule["min_k"], 256)
-            cuda = max(rule["min_cuda_version"], 12000)
-            selected = select(rule["mode"], True, capability, cuda, size, 64, K)
-            first = next(
-                r["implementation"]
-                for r in table
-                if r["mode"] == rule["mode"]
-                and r["device"] == "cuda"
-                and r["min_compute_capability"] <= capability <= r["max_compute_capability"]
-                and r["min_cuda_version"] <= cuda
-                and r["min_tiles"] <= max(rule["min_tiles"], 1)
-                and r["min_k"] <= K
+            assert plan(rule["mode"], CPU, 128, 128, 128)["kernel"] == rule["kernel"]
+            continue
+        capability = max(rule["min_compute_capability"], 10)
+        # fewer rows than multiprocessors would take
+        rows, K = 128 * max(rule["min_tiles"], 1), max(rule["min_k"] + 3, 256) // 4 * 4
+        rows = 128 * 132 if rule["fills_multiprocessors"] else rows
+        cuda = max(rule["min_cuda_version"], 12000)
+        multiprocessors = 132 if rule["fills_multiprocessors"] else 10**6
+        planned = plan(
+            rule["mode"],
+            gpu(capability, cuda, multiprocessors),
+            rows,
+            64,
+            K,
+            aligned=rule["aligned"],
+        )
+        first = next(
+            r["kernel"]
+            for r in table
+            if r["mode"] == rule["mode"]
+            and r["device"] == "cuda"
+            and r["min_compute_capability"] <= capability <= r["max_compute_capability"]
+            and r["min_cuda_version"] <= cuda
+            and r["min_tiles"] <= rows // 128
+            and r["min_k"] <= K
+            and (rule["aligned"] or not r["aligned"])
+            and (rule["fills_multiprocessors"] or not r["fills_multiprocessors"])
+        )
+        assert planned["kernel"] == first
+        assert planned["name"].startswith(first)
+
+
+def test_what_a_product_runs_on_an_h200():
+    def name(mode, M, N, K, **options):
+        return plan(mode, gpu(), M, N, K, **options)["name"]
+
+    assert name("fp32", 500_000, 768, 256) == "cublas-fp32"
+    # K and rows choose between the kernels of a mode
+    assert name("fp16x3", 500_000, 768, 256) == "wgmma-fp16x3-shared-slices-128x128"
+    assert name("fp16x3", 500_000, 768, 257) == "wgmma-fp16x3-128x128"
+    assert name("fp16x3", 128 * 131, 768, 256) == "wgmma-fp16x3-128x128"
+    assert name("fp16x3", 128 * 131 + 1, 768, 256) == "wgmma-fp16x3-shared-slices-128x128"
+    assert name("tf32x3", 500_000, 768, 127) == "wgmma-tf32x3-two-parts-128x128"
+    assert name("tf32x3", 500_000, 768, 128) == "wgmma-tf32x3-128x128"
+    assert name("tf32x3", 500_000, 768, 1023) == "wgmma-tf32x3-128x128"
+    assert name("tf32x3", 500_000, 768, 1024) == "wgmma-tf32x3-two-parts-128x128"
+    assert name("bf16x9-eager", 500_000, 768, 65) == "wgmma-bf16x9-128x128"
+    # few tiles: narrower ones, and K in parts
+    assert name("tf32x3", 100, 100, 2048) == "wgmma-tf32x3-two-parts-128x64-split-k-8"
+    # what is too small to gain, in either direction
+    assert name("tf32x3", 500_000, 256, MINIMUM - 1) == "cublas-fp32"
+    assert name("tf32x3", 500_000, MINIMUM - 1, 256, forward=False) == "cublas-fp32"
+
+
+def test_the_memory_of_a_plan():
+    small = plan("tf32x3", gpu(), 500_000, 256, 256)
+    assert small["packed_size"] >= 2 * 4 * 256 * 256 > small["workspace_size"] == 0
+    # rows that are not aligned are copied, long sums and parts of K are kept apart
+    copied = plan("tf32x3", gpu(), 1000, 256, 250, aligned=False)
+    assert copied["workspace_size"] >= 4 * 1000 * 252
+    assert plan("bf16x6", gpu(), 500_000, 256, 544)["workspace_size"] >= 4 * 132 * 128 * 128
+    parts = plan("tf32x3", gpu(), 100, 128, 2048)
+    assert parts["splits"] == 8 and parts["workspace_size"] >= 4 * 8 * 2 * 128 * 64
+    # three slices of 2 bytes, two of 2 and their scales, and nothing where the weight is read as is
+    assert plan("bf16x6", gpu(), 500_000, 256, 256)["packed_size"] >= 3 * 2 * 256 * 256
+    assert plan("fp16x3", gpu(), 500_000, 256, 256)["packed_size"] >= 2 * 2 * 256 * 256 + 4 * 256
+    for name in ("packed_size", "workspace_size"):
+        assert plan("tf32x3", gpu(), 500_000, 256, 256)[name] % 256 == 0
+    assert plan("tf32x3", gpu(80), 500_000, 256, 256)["packed_size"] == 0
+
+
+def test_operands_that_are_not_aligned_have_kernels_of_their_own():
+    for capability in (80, 86, 89, 120):
+        for mode in ("tf32x3", "bf16x6"):
+            hardware = gpu(capability)
+            assert "128x64" in plan(mode, hardware, 100_000, 256, 256)["name"]
+            assert plan(mode, hardware, 100_000, 256, 256, aligned=False)["name"].endswith(
+                "64x64-unaligned" if mode == "bf16x6" else "64x64-sliced-k-unaligned"
             )
-            assert selected == first
+            for N, K in ((255, 256), (256, 255)):
+                assert plan(mode, hardware, 100_000, N, K)["name"].endswith("unaligned")
+
+
+def test_the_attention_of_the_fp32_level_modes_is_on_tensor_cores():
+    rules = [(rule["mode"], rule["head_size"]) for rule in modes.attention_table()]
+    assert rules == [(mode, size) for mode in ("tf32x3", "fp16x3", "bf16x6") for size in (16, 32)]
 
 
 def test_short_sums_of_two_slices_on_hopper_are_computed_more_accurately():
-    select = torch.ops.metatomic_tc.select_implementation
-
     def selected(mode, K):
-        return select(mode, True, 90, 13000, 512, 512, K)
+        return plan(mode, gpu(), 512, 512, K)["kernel"]
 
     for K in (MINIMUM, 64):
-        assert selected("tf32x3", K) == selected("bf16x6", K) == "wgmma-bf16x6"
+        assert selected("tf32x3", K) == selected("bf16x6", K) == "wgmma-bf16x6-two-parts"
+        assert selected("bf16x9", K) == "wgmma-bf16x9-two-parts"
         assert selected("fp16x3", K) == selected("fp32", K)
-    for mode in ("tf32x3", "fp16x3", "bf16x6", "bf16x9"):
+    for mode in ("fp16x3", "bf16x6", "bf16x9"):
         assert selected(mode, 65) == f"wgmma-{mode}"
+    assert selected("tf32x3", 65) == "wgmma-tf32x3-two-parts"
 
 
 @pytest.mark.parametrize(
@@ -805,7 +887,7 @@ def test_short_sums_of_two_slices_on_hopper_are_computed_more_accurately():
 )
 def test_what_a_gpu_cannot_do_is_an_error_that_names_what_it_can(mode, capability, cuda):
     with pytest.raises(RuntimeError, match=mode) as error:
-        torch.ops.metatomic_tc.select_implementation(mode, True, capability, cuda, 512, 512, 512)
+        plan(mode, gpu(capability, cuda), 512, 512, 512)
     message = str(error.value)
     assert f"{capability / 10:.1f}" in message
     offered = json.loads(torch.ops.metatomic_tc.supported_modes(True, capability, cuda))

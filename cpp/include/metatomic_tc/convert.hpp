@@ -6,6 +6,7 @@
 
 #include <torch/script.h>
 
+#include "metatomic_tc/hardware.hpp"
 #include "metatomic_tc/modes.hpp"
 
 namespace metatomic_tc {
@@ -37,19 +38,34 @@ class LayerPattern {
     bool inverted_ = false;
 };
 
+/// One attention of PET with the backend of metatomic-tc.
+struct AttentionLayer {
+    /// Of its module.
+    std::string path;
+    /// Columns of a head; -1 where they are not known before it runs.
+    int64_t head_size;
+    Mode mode;
+};
+
 struct ConversionReport {
     Mode mode;
     std::vector<LinearLayer> layers;
+    std::vector<AttentionLayer> attention;
     /// Number of activations that became one operator with the layer before them.
-    int64_t fused;
+    int64_t fused = 0;
 
     /// Number of layers that compute in `mode`.
     int64_t replaced() const;
     /// Number of layers that stay in FP32: too small (see `stays_fp32`), or not chosen.
     int64_t left() const;
-    /// {"mode": ..., "layers": [{"path", "in_features", "out_features", "replaced"}, ...],
-    /// "fused": ...}
-    std::string to_json() const;
+    /// What computes a layer on `hardware` for a million rows: its forward and, if that is
+    /// another, its input gradient. Nothing where the shape is not known before the run, or the
+    /// hardware does not support the mode.
+    std::vector<std::string> kernels(const LinearLayer &layer, const Hardware &hardware) const;
+    /// What computes an attention; "" where its heads are not known before the run.
+    std::string kernel(const AttentionLayer &layer, const Hardware &hardware) const;
+    /// What computes all layers in `mode` and all attention, each name once.
+    std::vector<std::string> kernels(const Hardware &hardware) const;
 };
 
 /// Rewrites every `aten::linear` and `metatomic_tc::linear` of `module` (all nested modules and

@@ -6,7 +6,7 @@
 
 #include <ATen/ATen.h>
 
-#include "metatomic_tc/dispatch.hpp"
+#include "metatomic_tc/hardware.hpp"
 
 namespace metatomic_tc {
 
@@ -67,7 +67,7 @@ std::tuple<at::Tensor, at::Tensor> linear_activation_forward(
     const std::string &mode
 );
 
-/// `device` as the dispatch table sees it.
+/// What `device` is, as far as the choice of a kernel depends on it.
 /// @throws std::runtime_error for devices other than the CPU and CUDA.
 Hardware hardware(c10::Device device);
 

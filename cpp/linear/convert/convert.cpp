@@ -13,8 +13,7 @@
 #include <torch/csrc/jit/ir/constants.h>
 #include <torch/csrc/jit/ir/ir.h>
 
-#include "bridge/json.hpp"
-#include "metatomic_tc/dispatch.hpp"
+#include "product/plan.hpp"
 
 namespace metatomic_tc {
 
@@ -463,13 +462,45 @@ int64_t count_fused(const Block *block, const Code &code) {
     return count;
 }
 
+/// The columns of a head of an attention whose queries, keys and values come from a layer; -1 for
+/// any other.
+int64_t head_size_of(const Node *attention, const Graph &graph, const torch::jit::Module &self) {
+    const auto *layer = attention->input(0)->node();
+    auto path = std::string();
+    auto weight = std::optional<c10::IValue>();
+    if (layer->kind() == c10::prim::CallMethod) {
+        auto owner = resolve(layer->input(0), graph, self, path);
+        if (owner.has_value() && owner->isObject() &&
+            owner->toObject()->type()->hasAttribute("weight")) {
+            weight = owner->toObject()->getAttr("weight");
+        }
+    } else if (is_linear(layer)) {
+        weight = resolve(layer->input(1), graph, self, path);
+    }
+    auto heads = torch::jit::toIValue(attention->input(3));
+    if (!weight.has_value() || !weight->isTensor() || !heads.has_value() || !heads->isInt()) {
+        return -1;
+    }
+    return weight->toTensor().size(0) / 3 / heads->toInt();
+}
+
+/// The attention of PET has the mode if that is for all layers.
+Mode attention_mode(Mode mode, const LayerPattern &pattern) {
+    return pattern.matches_all() ? mode : Mode::fp32;
+}
+
 ConversionReport report_on(const std::vector<Code> &code, Mode mode, const LayerPattern &pattern) {
-    auto report = ConversionReport{mode, {}, 0};
+    auto report = ConversionReport{mode, {}, {}, 0};
     auto layers = std::vector<DescribedLayer>();
     auto with_own_layer = std::unordered_set<const c10::ivalue::Object *>();
     for (const auto &part : code) {
         report.fused += count_fused(part.graph->block(), part);
         auto content = content_of(*part.graph);
+        for (const auto *node : content.attentions) {
+            auto head_size =
+                part.self.has_value() ? head_size_of(node, *part.graph, *part.self) : -1;
+            report.attention.push_back({part.name, head_size, attention_mode(mode, pattern)});
+        }
         for (const auto &nodes : {content.linears, content.fused}) {
             for (const auto *node : nodes) {
                 layers.push_back(
@@ -555,6 +586,13 @@ Value *mode_value(Node *node, const Code &code, Mode mode, const LayerPattern &p
     return graph.insertGetAttr(module, mode_attribute);
 }
 
+/// Appends a name that is not there yet.
+void add(std::vector<std::string> &names, const std::string &name) {
+    if (!name.empty() && std::find(names.begin(), names.end(), name) == names.end()) {
+        names.push_back(name);
+    }
+}
+
 } // namespace
 
 int64_t ConversionReport::replaced() const {
@@ -567,18 +605,42 @@ int64_t ConversionReport::left() const {
     return static_cast<int64_t>(layers.size()) - replaced();
 }
 
-std::string ConversionReport::to_json() const {
-    auto result = "{\"mode\": " + json_string(to_string(mode)) + ", \"layers\": [";
-    auto separator = "";
-    for (const auto &layer : layers) {
-        result += separator;
-        result += "{\"path\": " + json_string(layer.path);
-        result += ", \"in_features\": " + std::to_string(layer.in_features);
-        result += ", \"out_features\": " + std::to_string(layer.out_features);
-        result += std::string(", \"replaced\": ") + (layer.replaced ? "true" : "false") + "}";
-        separator = ", ";
+std::vector<std::string>
+ConversionReport::kernels(const LinearLayer &layer, const Hardware &hardware) const {
+    auto used = layer.replaced ? mode : Mode::fp32;
+    auto supported = supported_modes(hardware);
+    auto result = std::vector<std::string>();
+    if (layer.in_features < 0 ||
+        std::find(supported.begin(), supported.end(), used) == supported.end()) {
+        return result;
     }
-    return result + "], \"fused\": " + std::to_string(fused) + "}";
+    auto problem =
+        Problem{.mode = used, .M = 1 << 20, .N = layer.out_features, .K = layer.in_features};
+    add(result, plan(problem, hardware).name());
+    std::swap(problem.N, problem.K);
+    problem.direction = Direction::input_gradient;
+    add(result, plan(problem, hardware).name());
+    return result;
+}
+
+std::string ConversionReport::kernel(const AttentionLayer &layer, const Hardware &hardware) const {
+    return layer.head_size < 0 ? ""
+                               : to_string(attention_kernel(layer.mode, hardware, layer.head_size));
+}
+
+std::vector<std::string> ConversionReport::kernels(const Hardware &hardware) const {
+    auto result = std::vector<std::string>();
+    for (const auto &layer : layers) {
+        if (layer.replaced) {
+            for (const auto &name : kernels(layer, hardware)) {
+                add(result, name);
+            }
+        }
+    }
+    for (const auto &layer : attention) {
+        add(result, kernel(layer, hardware));
+    }
+    return result;
 }
 
 LayerPattern::LayerPattern(std::string pattern) : pattern_(std::move(pattern)) {
@@ -635,8 +697,7 @@ convert_linear_layers(torch::jit::Module &module, Mode mode, const std::string &
         }
         for (auto *node : content.attentions) {
             auto guard = torch::jit::WithInsertPoint(node);
-            auto attention_mode = pattern.matches_all() ? mode : Mode::fp32;
-            auto *value = part->graph->insertConstant(to_string(attention_mode));
+            auto *value = part->graph->insertConstant(to_string(attention_mode(mode, pattern)));
             node->replaceInput(node->inputs().size() - 1, value);
         }
     }

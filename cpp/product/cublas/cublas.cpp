@@ -13,6 +13,8 @@
 #include <cublasLt.h>
 #include <cuda_runtime_api.h>
 
+#include "product/nonfinite.hpp"
+
 namespace metatomic_tc::cublas {
 
 namespace {
@@ -152,9 +154,8 @@ bool emulates(const cublasLtMatmulAlgo_t &algorithm) {
     return status == CUBLAS_STATUS_SUCCESS && value != 0;
 }
 
-cublasLtMatmulAlgo_t find_algorithm(
-    int device, Implementation implementation, const Gemm &problem, Description &matmul
-) {
+cublasLtMatmulAlgo_t
+find_algorithm(int device, const Plan &plan, const Gemm &problem, Description &matmul) {
     const auto &lt = api();
     cublasLtMatmulPreferenceOpaque_t preference;
     lt.check(
@@ -167,13 +168,13 @@ cublasLtMatmulAlgo_t find_algorithm(
             "cublasLtMatmulPreferenceSetAttribute"
         );
     };
-    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(workspace_size));
+    set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, static_cast<uint64_t>(plan.workspace_size));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, alignment(problem.B));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, alignment(problem.A));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, alignment(problem.C));
     set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, alignment(problem.C));
 
-    auto eager = implementation == Implementation::cublas_bf16x9_eager;
+    auto eager = plan.kernel == Kernel::cublas_bf16x9_eager;
     auto candidates = std::vector<cublasLtMatmulHeuristicResult_t>(eager ? 64 : 1);
     auto found = 0;
     auto status = lt.cublasLtMatmulAlgoGetHeuristic(
@@ -196,16 +197,15 @@ cublasLtMatmulAlgo_t find_algorithm(
         }
     }
     throw std::runtime_error(
-        "cuBLASLt has no algorithm " + to_string(implementation) +
-        " for M = " + std::to_string(problem.M) + ", N = " + std::to_string(problem.N) +
-        ", K = " + std::to_string(problem.K) + "; use another mode for this layer."
+        "cuBLASLt has no algorithm " + plan.name() + " for M = " + std::to_string(problem.M) +
+        ", N = " + std::to_string(problem.N) + ", K = " + std::to_string(problem.K) +
+        "; use another mode for this layer."
     );
 }
 
 /// The heuristic takes as long as a small product, so its answers are kept.
-cublasLtMatmulAlgo_t cached_algorithm(
-    int device, Implementation implementation, const Gemm &problem, Description &matmul
-) {
+cublasLtMatmulAlgo_t
+cached_algorithm(int device, const Plan &plan, const Gemm &problem, Description &matmul) {
     using Key = std::array<int64_t, 14>;
     static std::mutex mutex;
     static auto &algorithms = *new std::map<Key, cublasLtMatmulAlgo_t>();
@@ -213,7 +213,7 @@ cublasLtMatmulAlgo_t cached_algorithm(
 
     auto key = Key{
         device,
-        static_cast<int64_t>(implementation),
+        static_cast<int64_t>(plan.kernel),
         problem.M,
         problem.N,
         problem.K,
@@ -235,22 +235,22 @@ cublasLtMatmulAlgo_t cached_algorithm(
     if (algorithms.size() >= capacity) {
         algorithms.clear();
     }
-    auto algorithm = find_algorithm(device, implementation, problem, matmul);
+    auto algorithm = find_algorithm(device, plan, problem, matmul);
     algorithms.emplace(key, algorithm);
     return algorithm;
 }
 
-cublasComputeType_t compute_type(Implementation implementation) {
-    switch (implementation) {
-    case Implementation::cublas_fp32:
+cublasComputeType_t compute_type(Kernel kernel) {
+    switch (kernel) {
+    case Kernel::cublas_fp32:
         return CUBLAS_COMPUTE_32F;
-    case Implementation::cublas_tf32:
+    case Kernel::cublas_tf32:
         return CUBLAS_COMPUTE_32F_FAST_TF32;
-    case Implementation::cublas_bf16x9_performant:
-    case Implementation::cublas_bf16x9_eager:
+    case Kernel::cublas_bf16x9_performant:
+    case Kernel::cublas_bf16x9_eager:
         return compute_bf16x9;
     default:
-        throw std::logic_error(to_string(implementation) + " is not a cuBLAS implementation.");
+        throw std::logic_error(to_string(kernel) + " is not a kernel of cuBLAS.");
     }
 }
 
@@ -260,14 +260,14 @@ int cuda_version() {
     return static_cast<int>(api().cublasLtGetCudartVersion());
 }
 
-void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream) {
+void gemm(const Plan &plan, const Gemm &problem, void *workspace, void *stream) {
     const auto &lt = api();
     auto device = 0;
     if (cudaGetDevice(&device) != cudaSuccess) {
         throw std::runtime_error("No current CUDA device was found for a cuBLAS product.");
     }
-    auto matmul = describe(compute_type(implementation), problem);
-    auto algorithm = cached_algorithm(device, implementation, problem, matmul);
+    auto matmul = describe(compute_type(plan.kernel), problem);
+    auto algorithm = cached_algorithm(device, plan, problem, matmul);
     auto one = 1.0f;
     auto zero = 0.0f;
     lt.check(
@@ -286,11 +286,14 @@ void gemm(Implementation implementation, const Gemm &problem, void *workspace, v
             &matmul.output,
             &algorithm,
             workspace,
-            workspace_size,
+            plan.workspace_size,
             static_cast<cudaStream_t>(stream)
         ),
         "cublasLtMatmul"
     );
+    if (compute_type(plan.kernel) == compute_bf16x9) {
+        nonfinite::repair(problem, nullptr, static_cast<cudaStream_t>(stream));
+    }
 }
 
 } // namespace metatomic_tc::cublas

@@ -45,7 +45,7 @@ struct NumericConverterFastF32<
 
 #include "cutlass/gemm/device/gemm.h"
 
-#include "cutlass_3xtf32.hpp"
+#include "3xtf32.hpp"
 
 namespace metatomic_tc::cutlass_3xtf32 {
 
@@ -162,31 +162,22 @@ using Threadblock128x64SlicedK = cutlass::gemm::GemmShape<128, 64, 32>;
 using Threadblock64x64SlicedK = cutlass::gemm::GemmShape<64, 64, 32>;
 using Warp32x32 = cutlass::gemm::GemmShape<32, 32, 16>;
 
-/// Vector loads of four floats need 16-byte addresses in every row of every operand.
-inline bool is_aligned(const Gemm &problem) {
-    auto aligned = [](const float *pointer) {
-        return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
-    };
-    return problem.K % 4 == 0 && problem.N % 4 == 0 && problem.lda % 4 == 0 &&
-           problem.ldb % 4 == 0 && problem.ldc % 4 == 0 && aligned(problem.A) &&
-           aligned(problem.B) && aligned(problem.C) && aligned(problem.bias);
-}
-
 template <bool TransposeB>
-void run_layout(
-    Implementation implementation, const Gemm &problem, int *nonfinite, cudaStream_t stream
-) {
+void run_layout(Kernel kernel, const Gemm &problem, int *nonfinite, cudaStream_t stream) {
     using Transposed = cutlass::layout::ColumnMajor;
     using Plain = cutlass::layout::RowMajor;
     using LayoutB = std::conditional_t<TransposeB, Transposed, Plain>;
-    if (!is_aligned(problem)) {
-        run<Threadblock64x64SlicedK, Warp32x32, 4, 1, LayoutB>(problem, nonfinite, stream);
-    } else if (implementation == Implementation::cutlass_3xtf32_128x64) {
-        run<Threadblock128x64, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
-    } else if (implementation == Implementation::cutlass_3xtf32_128x64_sliced_k) {
-        run<Threadblock128x64SlicedK, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
-    } else {
-        run<Threadblock64x64SlicedK, Warp32x32, 4, 4, LayoutB>(problem, nonfinite, stream);
+    switch (kernel) {
+    case Kernel::cutlass_3xtf32_64x64_sliced_k_unaligned:
+        return run<Threadblock64x64SlicedK, Warp32x32, 4, 1, LayoutB>(problem, nonfinite, stream);
+    case Kernel::cutlass_3xtf32_128x64:
+        return run<Threadblock128x64, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
+    case Kernel::cutlass_3xtf32_128x64_sliced_k:
+        return run<Threadblock128x64SlicedK, Warp64x32, 3, 4, LayoutB>(problem, nonfinite, stream);
+    case Kernel::cutlass_3xtf32_64x64_sliced_k:
+        return run<Threadblock64x64SlicedK, Warp32x32, 4, 4, LayoutB>(problem, nonfinite, stream);
+    default:
+        throw std::logic_error(to_string(kernel) + " is not a kernel of CUTLASS.");
     }
 }
 

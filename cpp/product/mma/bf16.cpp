@@ -12,14 +12,12 @@ template <int Products> auto *layout_of(const Gemm &problem) {
 
 } // namespace
 
-void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream) {
-    using I = Implementation;
-    auto large_tile =
-        implementation == I::mma_bf16x6_128x64 || implementation == I::mma_bf16x9_128x64;
-    auto six = implementation == I::mma_bf16x6_128x64 || implementation == I::mma_bf16x6_64x64;
+void gemm(Kernel kernel, const Gemm &problem, void *workspace, void *stream) {
+    auto six = kernel == Kernel::mma_bf16x6_128x64 || kernel == Kernel::mma_bf16x6_64x64 ||
+               kernel == Kernel::mma_bf16x6_64x64_unaligned;
     nonfinite::repaired(problem, workspace, stream, [&](int *flag, cudaStream_t cuda_stream) {
         auto *run = six ? layout_of<6>(problem) : layout_of<9>(problem);
-        run(large_tile, problem, flag, cuda_stream);
+        run(kernel, problem, flag, cuda_stream);
     });
 }
 

@@ -438,25 +438,20 @@ void run(const Gemm &problem, int *nonfinite, cudaStream_t stream) {
     }
 }
 
-/// Vector loads of four floats and stores of two need every row of the operands to begin at
-/// multiples of 16 and 8 bytes.
-inline bool is_aligned(const Gemm &problem) {
-    auto aligned = [](const float *pointer, uintptr_t bytes) {
-        return reinterpret_cast<uintptr_t>(pointer) % bytes == 0;
-    };
-    return problem.K % 4 == 0 && problem.N % 4 == 0 && problem.lda % 4 == 0 &&
-           problem.ldb % 4 == 0 && problem.ldc % 2 == 0 && aligned(problem.A, 16) &&
-           aligned(problem.B, 16) && aligned(problem.C, 8);
-}
-
 template <int Products, bool TransposeB>
-void run_layout(bool large_tile, const Gemm &problem, int *nonfinite, cudaStream_t stream) {
-    if (!is_aligned(problem)) {
-        run<Products, 64, TransposeB, false>(problem, nonfinite, stream);
-    } else if (large_tile) {
-        run<Products, 128, TransposeB, true>(problem, nonfinite, stream);
-    } else {
-        run<Products, 64, TransposeB, true>(problem, nonfinite, stream);
+void run_layout(Kernel kernel, const Gemm &problem, int *nonfinite, cudaStream_t stream) {
+    switch (kernel) {
+    case Kernel::mma_bf16x6_64x64_unaligned:
+    case Kernel::mma_bf16x9_64x64_unaligned:
+        return run<Products, 64, TransposeB, false>(problem, nonfinite, stream);
+    case Kernel::mma_bf16x6_128x64:
+    case Kernel::mma_bf16x9_128x64:
+        return run<Products, 128, TransposeB, true>(problem, nonfinite, stream);
+    case Kernel::mma_bf16x6_64x64:
+    case Kernel::mma_bf16x9_64x64:
+        return run<Products, 64, TransposeB, true>(problem, nonfinite, stream);
+    default:
+        throw std::logic_error(to_string(kernel) + " is no kernel of BF16 by mma.sync.");
     }
 }
 

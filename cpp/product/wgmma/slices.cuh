@@ -124,8 +124,12 @@ template <int Parts> struct Tf32x3InParts {
     }
 };
 
-struct Tf32x3 : Tf32x3InParts<1> {};
-struct Tf32x3TwoParts : Tf32x3InParts<2> {};
+struct Tf32x3 : Tf32x3InParts<1> {
+    static constexpr auto kernel = Kernel::wgmma_tf32x3;
+};
+struct Tf32x3TwoParts : Tf32x3InParts<2> {
+    static constexpr auto kernel = Kernel::wgmma_tf32x3_two_parts;
+};
 
 /// What the modes of 16-bit slices have in common: the order of K, if rows are sliced in registers,
 /// and where slices are packed. The first two share rows of 128 bytes, a third one has rows of 64
@@ -215,6 +219,7 @@ struct Fp16Slices : SixteenBit {
 
 /// Rows are sliced in registers.
 struct Fp16x3 : Fp16Slices {
+    static constexpr auto kernel = Kernel::wgmma_fp16x3;
     static constexpr auto element = ptx::Element::f16;
     static constexpr int stages = 6;
     /// The parts have different scales: hi·hi, and the products with a low slice.
@@ -249,6 +254,7 @@ struct Fp16x3 : Fp16Slices {
 
 /// Rows are sliced in shared memory, with K in the order of memory.
 struct Fp16x3Shared : Fp16Slices {
+    static constexpr auto kernel = Kernel::wgmma_fp16x3_shared_slices;
     __host__ __device__ static constexpr int weight_column(int piece, int i) {
         return 8 * piece + i;
     }
@@ -323,9 +329,17 @@ template <int Products, int Parts> struct Bf16 : SixteenBit {
     }
 };
 
-struct Bf16x6 : Bf16<6, 1> {};
-struct Bf16x6TwoParts : Bf16<6, 2> {};
-struct Bf16x9 : Bf16<9, 1> {};
-struct Bf16x9TwoParts : Bf16<9, 2> {};
+struct Bf16x6 : Bf16<6, 1> {
+    static constexpr auto kernel = Kernel::wgmma_bf16x6;
+};
+struct Bf16x6TwoParts : Bf16<6, 2> {
+    static constexpr auto kernel = Kernel::wgmma_bf16x6_two_parts;
+};
+struct Bf16x9 : Bf16<9, 1> {
+    static constexpr auto kernel = Kernel::wgmma_bf16x9;
+};
+struct Bf16x9TwoParts : Bf16<9, 2> {
+    static constexpr auto kernel = Kernel::wgmma_bf16x9_two_parts;
+};
 
 } // namespace metatomic_tc::wgmma

@@ -1,50 +1,29 @@
 #include "wgmma.hpp"
 
-#include <limits>
 #include <stdexcept>
 #include <string>
 
 #include "modes.hpp"
-#include "product/cuda_status.hpp"
 
 namespace metatomic_tc::wgmma {
 
 namespace {
 
 struct Functions {
-    /// As `gemm_packing`, where the weight can be packed in advance.
-    int packing;
-    std::size_t (*packed_size)(const Gemm &);
-    void (*pack)(const Gemm &, void *, cudaStream_t);
-    std::size_t (*workspace_size)(const Gemm &, int);
-    void (*launch)(const Gemm &, int, void *, cudaStream_t);
+    void (*pack)(const Plan &, const Gemm &, void *, cudaStream_t);
+    void (*launch)(const Plan &, const Gemm &, void *, void *, cudaStream_t);
 };
 
-template <typename Mode, int TileN> Functions functions_of_tile(int packing = TileN) {
-    return {
-        packing,
-        &packed_size<Mode, TileN>,
-        &pack<Mode, TileN>,
-        &workspace_size<Mode, TileN>,
-        &launch<Mode, TileN>
-    };
+template <typename Mode, int TileN> Functions functions_of_tile() {
+    return {&pack<Mode, TileN>, &launch<Mode, TileN>};
 }
 
-template <typename Mode> Functions functions(int tile_n) {
-    return tile_n == 64 ? functions_of_tile<Mode, 64>() : functions_of_tile<Mode, 128>();
+template <typename Mode> Functions functions_of(const Plan &plan) {
+    return plan.tile_n == 64 ? functions_of_tile<Mode, 64>() : functions_of_tile<Mode, 128>();
 }
 
-/// Whether the slices of rows stay in shared memory: where those of all K have room there, and
-/// every multiprocessor has rows of its own.
-bool keeps_slices(const Tiling &tiling, const Gemm &problem) {
-    return tiling.tile_n == 128 && tiling.splits == 1 && problem.K <= shared_slices_k &&
-           problem.M > 128 * int64_t(multiprocessors() - 1);
-}
-
-/// The kernels of an implementation for products with this K. Those in two parts cut the
-/// accumulator off half as often, for a few percent of the speed: where the others would be less
-/// accurate than native FP32, which is best in short sums and, as cuBLAS splits K, in long ones.
-Functions functions(Implementation implementation, const Tiling &tiling, const Gemm &problem) {
+/// What was compiled for the kernel and the tile of `plan`.
+Functions functions(const Plan &plan) {
 #ifndef METATOMIC_TC_WGMMA
     throw std::runtime_error(
         "This build of metatomic-tc has CUDA kernels for the architectures " +
@@ -53,92 +32,36 @@ Functions functions(Implementation implementation, const Tiling &tiling, const G
         "-C cmake.define.CMAKE_CUDA_ARCHITECTURES=90a-real, or without that option."
     );
 #endif
-    auto tile_n = tiling.tile_n;
-    auto K = problem.K;
-    switch (implementation) {
-    case Implementation::wgmma_tf32x3:
-        return K < 128 || K >= 1024 ? functions<Tf32x3TwoParts>(tile_n) : functions<Tf32x3>(tile_n);
-    case Implementation::wgmma_fp16x3:
-        // of another order of K
-        return keeps_slices(tiling, problem) ? functions_of_tile<Fp16x3Shared, 128>(-128)
-                                             : functions<Fp16x3>(tile_n);
-    case Implementation::wgmma_bf16x6:
-        return K <= 64 ? functions<Bf16x6TwoParts>(tile_n) : functions<Bf16x6>(tile_n);
-    case Implementation::wgmma_bf16x9:
-        return K <= 64 ? functions<Bf16x9TwoParts>(tile_n) : functions<Bf16x9>(tile_n);
+    switch (plan.kernel) {
+    case Kernel::wgmma_tf32x3:
+        return functions_of<Tf32x3>(plan);
+    case Kernel::wgmma_tf32x3_two_parts:
+        return functions_of<Tf32x3TwoParts>(plan);
+    case Kernel::wgmma_fp16x3:
+        return functions_of<Fp16x3>(plan);
+    case Kernel::wgmma_fp16x3_shared_slices:
+        return functions_of_tile<Fp16x3Shared, 128>();
+    case Kernel::wgmma_bf16x6:
+        return functions_of<Bf16x6>(plan);
+    case Kernel::wgmma_bf16x6_two_parts:
+        return functions_of<Bf16x6TwoParts>(plan);
+    case Kernel::wgmma_bf16x9:
+        return functions_of<Bf16x9>(plan);
+    case Kernel::wgmma_bf16x9_two_parts:
+        return functions_of<Bf16x9TwoParts>(plan);
     default:
-        throw std::logic_error(to_string(implementation) + " does not use wgmma.");
+        throw std::logic_error(to_string(plan.kernel) + " does not use wgmma.");
     }
 }
-
-/// For products of up to `max_tiles` tiles of 128 x 128 and `max_steps` steps of K; the first row
-/// that fits counts.
-struct TilingRule {
-    Implementation implementation;
-    int64_t max_tiles;
-    int64_t max_steps;
-    int tile_n;
-    int splits;
-};
-
-constexpr auto no_limit = std::numeric_limits<int64_t>::max();
-
-constexpr TilingRule tiling_rules[] = {
-#include "tilings.inc"
-};
 
 } // namespace
 
-Tiling tiling(Implementation implementation, const Gemm &problem) {
-    if (problem.tile_n != 0) {
-        return {problem.tile_n, problem.splits};
-    }
-    auto tiles = (problem.M + 127) / 128 * ((problem.N + 127) / 128);
-    auto steps = (problem.K + 31) / 32;
-    for (const auto &rule : tiling_rules) {
-        if (rule.implementation == implementation && tiles <= rule.max_tiles &&
-            steps <= rule.max_steps) {
-            return {rule.tile_n, rule.splits};
-        }
-    }
-    throw std::logic_error("wgmma_tilings.inc has no row for " + to_string(implementation) + ".");
+void pack(const Plan &plan, const Gemm &problem, void *packed, void *stream) {
+    functions(plan).pack(plan, problem, packed, static_cast<cudaStream_t>(stream));
 }
 
-int packing(Implementation implementation, const Gemm &problem) {
-    auto chosen = tiling(implementation, problem);
-    auto tiles = (problem.M + 127) / 128 * ((problem.N + chosen.tile_n - 1) / chosen.tile_n);
-    if (chosen.splits > 1 && tiles > most_tiles_in_parts) {
-        return 0;
-    }
-    return functions(implementation, chosen, problem).packing;
-}
-
-/// The functions for a weight that is packed in advance.
-static Functions packed_functions(Implementation implementation, const Gemm &problem) {
-    if (packing(implementation, problem) == 0) {
-        throw std::logic_error("A weight is to be packed in advance where gemm_packing is 0.");
-    }
-    return functions(implementation, tiling(implementation, problem), problem);
-}
-
-std::size_t packed_size(Implementation implementation, const Gemm &problem) {
-    return packed_functions(implementation, problem).packed_size(problem);
-}
-
-void pack(Implementation implementation, const Gemm &problem, void *packed, void *stream) {
-    packed_functions(implementation, problem)
-        .pack(problem, packed, static_cast<cudaStream_t>(stream));
-}
-
-std::size_t workspace_size(Implementation implementation, const Gemm &problem) {
-    auto chosen = tiling(implementation, problem);
-    return functions(implementation, chosen, problem).workspace_size(problem, chosen.splits);
-}
-
-void gemm(Implementation implementation, const Gemm &problem, void *workspace, void *stream) {
-    auto chosen = tiling(implementation, problem);
-    functions(implementation, chosen, problem)
-        .launch(problem, chosen.splits, workspace, static_cast<cudaStream_t>(stream));
+void gemm(const Plan &plan, const Gemm &problem, void *packed, void *workspace, void *stream) {
+    functions(plan).launch(plan, problem, packed, workspace, static_cast<cudaStream_t>(stream));
 }
 
 CUtensorMap rows_map(const float *rows, int64_t M, int64_t K, int64_t ld, int rows_at_once) {
@@ -186,18 +109,6 @@ CUtensorMap rows_map(const float *rows, int64_t M, int64_t K, int64_t ld, int ro
         );
     }
     return map;
-}
-
-int multiprocessors() {
-    static auto counts = PerDevice<int>();
-    return counts([](int device) {
-        auto count = 0;
-        check(
-            cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device),
-            "asking for the number of multiprocessors"
-        );
-        return count;
-    });
 }
 
 } // namespace metatomic_tc::wgmma

@@ -3,15 +3,12 @@
 // The tiles of a product and their order, for the kernels of compute capability 9.0a.
 #include <cstdint>
 
-#include "metatomic_tc/gemm.hpp"
+#include "layout.hpp"
+#include "product/gemm.hpp"
 
 namespace metatomic_tc::wgmma {
 
-constexpr int tile_m = 128;
-constexpr int step_k = 32;
 constexpr int consumer_warps = 8;
-/// Elements of K whose sum is kept apart: a sum of many steps loses accuracy.
-constexpr int long_k = 512;
 /// Tiles of rows that run at about the same time, to share what they read of the weight.
 constexpr int raster_rows = 8;
 

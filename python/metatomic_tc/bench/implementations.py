@@ -57,23 +57,19 @@ class Implementations:
         """
         return self._prepare[name](case, a, w)
 
-    def _kernel(self, mode: str, case: Case, compute_capability: int | None = None) -> str:
-        hardware = self._hardware
-        if compute_capability is None:
-            compute_capability = hardware["compute_capability"]
-        return torch.ops.metatomic_tc.select_implementation(
+    def _plan(self, mode: str, case: Case, **other_hardware: int) -> dict:
+        return modes.plan(
             mode,
-            hardware["cuda"],
-            compute_capability,
-            hardware["cuda_version"],
+            self._hardware | other_hardware,
             case.M,
             case.N,
             case.K,
+            forward=case.direction == "forward",
         )
 
     def _torch(self, case: Case, a: torch.Tensor, w: torch.Tensor) -> Product:
         # TF32 is off: see `full_fp32` in gemm.py.
-        kernel = self._kernel("fp32", case)
+        kernel = self._plan("fp32", case)["name"]
         if case.direction == "forward":
             return Product(kernel, lambda a, w: torch.mm(a, w.t()))
         return Product(kernel, torch.mm)
@@ -81,7 +77,7 @@ class Implementations:
     def _mode(self, mode: str) -> Callable:
         def prepare(case: Case, a: torch.Tensor, w: torch.Tensor) -> Product:
             operators = torch.ops.metatomic_tc
-            kernel = self._kernel(mode, case)
+            kernel = self._plan(mode, case)["name"]
             if case.direction == "forward":
                 return Product(kernel, lambda a, w: operators.linear(a, w, None, mode))
             return Product(kernel, lambda a, w: operators.linear_input_gradient(a, w, mode))
@@ -90,7 +86,7 @@ class Implementations:
 
     def _cutlass(self, case: Case, a: torch.Tensor, w: torch.Tensor) -> Product:
         # On compute capability 8.0 the table has nothing but CUTLASS's mma.sync kernels for tf32x3.
-        kernel = self._kernel("tf32x3", case, compute_capability=80)
+        kernel = self._plan("tf32x3", case, compute_capability=80)["kernel"]
         gemm, forward = torch.ops.metatomic_tc.gemm, case.direction == "forward"
         return Product(kernel, lambda a, w: gemm(a, w, None, forward, kernel))
 

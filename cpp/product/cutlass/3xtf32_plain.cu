@@ -1,7 +1,0 @@
-#include "cutlass_3xtf32_kernel.cuh"
-
-namespace metatomic_tc::cutlass_3xtf32 {
-
-template void run_layout<false>(Implementation, const Gemm &, int *, cudaStream_t);
-
-} // namespace metatomic_tc::cutlass_3xtf32

@@ -1,7 +1,0 @@
-#include "launch.cuh"
-
-namespace metatomic_tc::wgmma {
-
-METATOMIC_TC_INSTANTIATE_WGMMA(Tf32x3);
-
-} // namespace metatomic_tc::wgmma
