@@ -105,8 +105,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATTERN",
         default="*",
         help="shell-style pattern for the paths of the linear layers that use the mode, with ! in "
-        "front: for those of all others (default: *, all; `metatomic-tc info MODEL.pt --layers *` "
-        "lists them). LAMMPS goes by the keyword layers of its pair style instead",
+        "front: for those of all others (default: '*', all; they are listed by `metatomic-tc info "
+        "MODEL.pt --layers '*'`). LAMMPS goes by the keyword layers of its pair style instead",
     )
     command.add_argument(
         "--version", dest="model_version", metavar="X.Y.Z", help="version of a upet model"

