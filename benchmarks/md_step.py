@@ -25,13 +25,9 @@ The errors of stock-fp32 are those of a second evaluation: its run-to-run noise.
 
 import argparse
 import contextlib
-import datetime
 import functools
-import importlib.metadata
 import json
 import pathlib
-import platform
-import re
 import statistics
 import subprocess
 import sys
@@ -39,31 +35,13 @@ import tempfile
 import time
 import warnings
 
-HERE = pathlib.Path(__file__).resolve().parent
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 STOCK = ["stock-fp32", "stock-tf32"]
 COMPILED = ["compiled-fp32", "compiled-tf32"]
 
 
-def torchscript_step(model, system, options):
-    """One step of a metatomic model: (energies, forces, virial) of `system`."""
-    import metatensor.torch as mts
-    import torch
-    from metatomic.torch import System, register_autograd_neighbors
-
-    positions = system.positions.detach().clone().requires_grad_(True)
-    strain = torch.eye(3, dtype=positions.dtype, device=positions.device, requires_grad=True)
-    strained = System(system.types, positions @ strain, system.cell @ strain, system.pbc)
-    for request in system.known_neighbor_lists():
-        neighbors = mts.detach_block(system.get_neighbor_list(request))
-        register_autograd_neighbors(strained, neighbors, check_consistency=False)
-        strained.add_neighbor_list(request, neighbors)
-    energies = model([strained], options, False)["energy"].block().values.double()
-    forces, virial = torch.autograd.grad(-energies.sum(), (positions, strain))
-    return energies.detach(), forces, virial
-
-
 def compiled_step(backend, hypers, system):
-    """The same step with the compiled functions of PET's backend, on plain tensors."""
+    """One step with the compiled functions of PET's backend, on plain tensors."""
     import torch
 
     (request,) = system.known_neighbor_lists()
@@ -111,6 +89,7 @@ def make_step(mode, size, system, seed, options):
     import torch
     from metatomic_tc.pet import replace_backend
     from metatomic_tc.pet.step import Step, usual_spare
+    from metatomic_tc.validate.evaluation import step as metatomic_step
     from pet_models import build_pet
 
     device = system.device
@@ -136,7 +115,7 @@ def make_step(mode, size, system, seed, options):
     scripted = torch.jit.script(exported).to(device)
     for parameter in scripted.parameters():
         parameter.requires_grad_(False)
-    return lambda: torchscript_step(scripted, system, options)
+    return lambda: metatomic_step(scripted, system, options)
 
 
 def build_system(size, n_atoms, seed, device):
@@ -257,25 +236,10 @@ def first_line(error):
 def hardware(device):
     """What the records say about the machine: (gpu, versions)."""
     import torch
+    from metatomic_tc.info import versions
 
-    versions = {"python": platform.python_version(), "cuda": torch.version.cuda}
-    for package in ("torch", "metatomic-torch", "metatensor-torch", "metatrain", "metatomic-tc"):
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = None
-    versions["torch"] = torch.__version__
-    return torch.cuda.get_device_name(device) if device.startswith("cuda") else None, versions
-
-
-def result_file(benchmark, gpu, out):
-    """The file for the results, whose directory is made: `out`, or one in this directory."""
-    name = re.sub(r"[^a-z0-9]+", "-", (gpu or "cpu").lower()).removeprefix("nvidia-")
-    out = pathlib.Path(out or HERE / "results")
-    if out.suffix != ".json":
-        out = out / f"{benchmark}-{name}-{datetime.date.today()}.json"
-    out.parent.mkdir(parents=True, exist_ok=True)
-    return out
+    gpu = torch.cuda.get_device_name(device) if device.startswith("cuda") else None
+    return gpu, versions(["metatomic-torch", "metatensor-torch", "metatrain"])
 
 
 def measure_in_subprocess(size, n_atoms, modes, arguments):
@@ -338,13 +302,14 @@ def main(arguments):
         pathlib.Path(arguments.out).write_text(json.dumps(records))
         return
 
-    import metatomic_tc
+    from metatomic_tc.files import result_path
+    from metatomic_tc.modes import supported_modes, usable_device
     from pet_models import SIZES
 
     try:
-        supported = metatomic_tc.supported_modes(arguments.device)
+        supported = supported_modes(usable_device(arguments.device))
     except RuntimeError as error:
-        sys.exit(f"--device {arguments.device} cannot be used here: {first_line(error)}")
+        sys.exit(str(error))
     modes = arguments.modes.split(",") if arguments.modes else supported
     for name, valid in [
         (mode.removesuffix("/stock").removesuffix("/whole"), supported) for mode in modes
@@ -353,7 +318,7 @@ def main(arguments):
             sys.exit(f"found '{name}', but here the choices are: {', '.join(valid)}")
     stock = STOCK if arguments.device.startswith("cuda") else STOCK[:1]
     gpu, versions = hardware(arguments.device)
-    out = result_file("md_step", gpu, arguments.out)
+    out = result_path("md_step", gpu, arguments.out)
 
     jobs = [(stock + modes, 0)]
     if arguments.compiled:
@@ -395,7 +360,9 @@ if __name__ == "__main__":
         "--time-limit", type=float, default=900, help="seconds for one process (default 900)"
     )
     parser.add_argument(
-        "--out", help="file (.json) or directory (default results/md_step-<gpu>-<date>.json)"
+        "--out",
+        default=RESULTS,
+        help="file (.json) or directory (default results/md_step-<gpu>-<date>.json)",
     )
     parser.add_argument("--job", help=argparse.SUPPRESS)
     main(parser.parse_args())

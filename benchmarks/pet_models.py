@@ -3,6 +3,7 @@
 import ase
 import numpy as np
 import torch
+from metatomic_tc.validate.speed import repetitions
 from metatrain.pet import PET
 from metatrain.pet.documentation import ModelHypers
 from metatrain.utils.data import DatasetInfo
@@ -82,15 +83,3 @@ def water(n_atoms, seed=0):
         positions.append(molecule @ rotation.T + centre)
     box = ase.Atoms("OHH" * 64, np.concatenate(positions), cell=[4 * spacing] * 3, pbc=True)
     return box.repeat(repetitions(n_atoms // 192))
-
-
-def repetitions(count):
-    """Three factors of `count`, as equal as they can be."""
-    factors = [
-        (a, b, count // (a * b))
-        for a in range(1, count + 1)
-        if count % a == 0
-        for b in range(a, count // a + 1)
-        if (count // a) % b == 0 and count // (a * b) >= b
-    ]
-    return min(factors, key=sum)

@@ -343,8 +343,8 @@ def main(arguments):
     if importlib.util.find_spec("metatomic_tc") is None:
         sys.exit("metatomic_tc is not installed; install it first: pip install .")
     import torch
-    from metatomic_tc.bench.gemm import versions
-    from metatomic_tc.files import write_atomically
+    from metatomic_tc.files import result_path, write_atomically
+    from metatomic_tc.info import versions
 
     if not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0):
         sys.exit("wgmma_counters.py needs a GPU of compute capability 9.0, e.g. an H100 or H200")
@@ -360,11 +360,9 @@ def main(arguments):
     print(f"counters of {len(rows)} kernels after {time.monotonic() - start:.0f} s", flush=True)
 
     counters = list(records_of(rows, torch.cuda.get_device_properties(0).multi_processor_count))
-    name = re.sub(r"[^a-z0-9]+", "-", torch.cuda.get_device_name().lower()).removeprefix("nvidia-")
-    path = Path(arguments.output) / f"wgmma_counters-{name}-{datetime.date.today()}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = result_path("wgmma_counters", torch.cuda.get_device_name(), arguments.output)
     common = {"gpu": torch.cuda.get_device_name(), "date": str(datetime.date.today())}
-    common |= {"versions": versions(), "ncu": os.path.realpath(ncu), "missing": missing}
+    common |= {"versions": versions(["triton"]), "ncu": os.path.realpath(ncu), "missing": missing}
 
     def write(records):
         lines = [json.dumps(record | common) for record in records]

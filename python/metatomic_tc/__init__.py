@@ -3,7 +3,7 @@ Runs metatomic models, above all PET, on Tensor Cores with FP32-level accuracy.
 
 Importing this package loads the operator library, so that ``torch.ops.metatomic_tc`` and exported
 models that use it work afterwards. A *mode* says how the FP32 operands of a linear layer are
-multiplied: ``fp32``, ``tf32``, ``tf32x3``, ``fp16x3``, ``bf16x6``, ``bf16x9`` or ``bf16x9-eager``.
+multiplied, e.g. ``tf32x3``; :func:`supported_modes` lists them, and docs/modes.md explains them.
 Inputs and outputs are FP32 in every mode.
 """
 

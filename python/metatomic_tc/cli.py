@@ -13,7 +13,7 @@ from .bench import gemm
 from .bench.cases import DIRECTIONS
 from .bench.pet_layers import LINEAR_LAYERS
 from .model_files import ModelFileError
-from .modes import DEFAULT_MODE, check_mode
+from .modes import DEFAULT_MODE, check_mode, supported_modes
 from .validate import driver
 from .validate.settings import TESTS
 
@@ -79,8 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         "--mode",
         type=_mode,
         default=DEFAULT_MODE,
-        help="fp32, tf32, tf32x3, fp16x3, bf16x6, bf16x9 or bf16x9-eager (default: %(default)s); "
-        "see `metatomic-tc info` for the modes of your GPU",
+        help=f"one of {', '.join(supported_modes())} (default: %(default)s); see `metatomic-tc "
+        "info` for the modes of your GPU",
     )
     command.add_argument(
         "--extensions",
@@ -124,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--mode",
         type=_mode,
-        help="mode to show for its layers (default: the one in the file, or tf32x3)",
+        help=f"mode to show for its layers (default: the one in the file, or {DEFAULT_MODE})",
     )
     command.add_argument(
         "--layers",

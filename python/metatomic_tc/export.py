@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from metatomic.torch import AtomisticModel, load_atomistic_model
+from metatomic.torch import AtomisticModel
 
 from . import checkpoints, model_files
 from ._elements import symbol
 from .model_files import Kind, ModelFileError
-from .models import ConversionReport, convert_with_report
+from .models import ConversionReport, convert_with_report, read_exported
 from .modes import DEFAULT_MODE, check_mode
 from .pet import backend_of
 from .pet.recover import replace_exported_backend
@@ -58,8 +58,7 @@ def export(
     :param source: a metatrain checkpoint, an exported metatomic model, or the name of a upet model
         such as ``pet-mad-s`` or ``pet-mad-s@1.6.0``
     :param output: file to write, by default named after ``source``, in the current directory
-    :param mode: ``fp32``, ``tf32``, ``tf32x3``, ``fp16x3``, ``bf16x6``, ``bf16x9`` or
-        ``bf16x9-eager``
+    :param mode: how its layers multiply, see docs/modes.md
     :param extensions: directory to collect the operator library in, for engines in whose
         environment metatomic-tc is not installed
     :param outputs: the outputs to keep, None for all; see :func:`checkpoints.read_checkpoint`
@@ -114,8 +113,7 @@ def export(
         if file.kind is Kind.metatrain_checkpoint:
             model, used = checkpoints.read_checkpoint(source, outputs, name, backend)
         else:
-            model = read_exported(source)
-            model, used = _with_backend(model, backend)
+            model, used = _read_exported(source, backend)
     with steps(f"Converting its linear layers to {mode}"):
         converted, report = convert_with_report(model, mode, layers)
     with steps(f"Writing {destination}"):
@@ -132,8 +130,13 @@ def export(
     )
 
 
-def _with_backend(model: AtomisticModel, backend: str | None) -> tuple[AtomisticModel, str | None]:
-    """An exported model with the backend that was asked for, and which it is."""
+def _read_exported(path: Path, backend: str | None) -> tuple[AtomisticModel, str | None]:
+    """
+    Read an exported model, as :func:`checkpoints.read_checkpoint` does a checkpoint.
+
+    :return: the model, and its backend; None if it is not PET
+    """
+    model = read_exported(path)
     used = backend_of(model)
     if used == "tc" and backend == "stock":
         raise ValueError(
@@ -248,23 +251,6 @@ def _destination(source: str | Path, named, output: str | Path | None, mode: str
     if destination.exists() and os.path.exists(source) and destination.samefile(source):
         raise ModelFileError(f"the output '{destination}' is the input; give another name with -o.")
     return destination
-
-
-def read_exported(path: Path, extensions: Path | None = None) -> AtomisticModel:
-    """
-    An exported model, as it is.
-
-    :param path: a file that :func:`model_files.identify` takes for one
-    :param extensions: where its TorchScript extensions are, if it has any
-    :raises RuntimeError: if it cannot be read
-    """
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            return load_atomistic_model(path, extensions_directory=extensions)
-        except RuntimeError as error:
-            cause = error.__cause__ or error
-            raise RuntimeError(model_files.reading_failed(path, cause)) from error
 
 
 def _save(model: AtomisticModel, destination: Path, extensions: Path | None) -> None:

@@ -1,6 +1,5 @@
 """``metatomic-tc info``: versions, devices, the dispatch table, and what a model is made of."""
 
-import importlib.metadata
 import platform
 from collections import Counter
 from pathlib import Path
@@ -8,10 +7,9 @@ from pathlib import Path
 import torch
 from metatomic.torch import AtomisticModel
 
-from . import __version__, model_files, modes
+from . import __version__, doctor, model_files, modes
 from ._elements import symbol
-from .export import read_exported
-from .models import conversion_report
+from .models import conversion_report, read_exported
 from .pet import backend_of
 
 #: what converting chosen layers only gives to the modules that have them
@@ -24,10 +22,7 @@ PACKAGES = ["metatensor-torch", "metatomic-torch", "metatrain", "metatomic-ase",
 def run(arguments) -> int:
     """The command; ``arguments`` are those of the command line."""
     if arguments.model is not None:
-        model_files.expect_exported_model(arguments.model)
-        model_files.expect_extensions_directory(arguments.extensions)
-        extensions = None if arguments.extensions is None else Path(arguments.extensions)
-        model = read_exported(Path(arguments.model), extensions)
+        model = read_exported(arguments.model, arguments.extensions)
         print(model_text(arguments.model, model, arguments.mode, arguments.layers))
         return 0
     print(versions_text())
@@ -38,25 +33,31 @@ def run(arguments) -> int:
     return 0
 
 
+def versions(packages: list[str]) -> dict[str, str | None]:
+    """Versions of metatomic-tc, Python, PyTorch, its CUDA, and more packages; None: not there."""
+    return {
+        "metatomic-tc": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+    } | {package: doctor.version(package) for package in packages}
+
+
 def versions_text() -> str:
     """Versions of everything that takes part."""
     build = modes.build_info()
     cuda = build["cuda_architectures"]
+    found = versions(PACKAGES)
     rows = [
-        ("metatomic-tc", f"{__version__}, built for PyTorch {build['torch']}"),
+        ("metatomic-tc", f"{found['metatomic-tc']}, built for PyTorch {build['torch']}"),
         (
             "CUDA kernels",
             f"{cuda}, CUDA {_cuda_version(build['cuda_version'])}" if cuda else "not built",
         ),
-        ("Python", platform.python_version()),
-        ("PyTorch", f"{torch.__version__} (CUDA: {torch.version.cuda or 'none'})"),
+        ("Python", found["python"]),
+        ("PyTorch", f"{found['torch']} (CUDA: {found['cuda'] or 'none'})"),
     ]
-    for package in PACKAGES:
-        try:
-            version = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            version = "not installed"
-        rows.append((package, version))
+    rows += [(package, found[package] or "not installed") for package in PACKAGES]
     return _table("Versions", [], rows)
 
 
@@ -243,7 +244,7 @@ def _capabilities(rule: dict) -> str:
     if rule["device"] == "cpu":
         return "-"
     low, high = rule["min_compute_capability"], rule["max_compute_capability"]
-    if high >= 9999 or high >= 2**31 - 1:
+    if high == 2**31 - 1:
         return f"{low / 10:.1f} or newer" if low else "any"
     return f"{low / 10:.1f}" if low == high else f"{low / 10:.1f} to {high / 10:.1f}"
 

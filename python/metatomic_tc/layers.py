@@ -21,8 +21,7 @@ def linear(
         FP64, whatever the mode.
     :param weight: ``[out_features, in_features]``, dtype and device of ``input``
     :param bias: ``[out_features]``, or None
-    :param mode: ``fp32``, ``tf32``, ``tf32x3``, ``fp16x3``, ``bf16x6``, ``bf16x9`` or
-        ``bf16x9-eager``
+    :param mode: how the operands are multiplied, see docs/modes.md
     :return: ``[..., out_features]``, contiguous, dtype of ``input``
     :raises TypeError: on other or mixed dtypes
     :raises ValueError: on shapes that do not match, or if there is no such mode

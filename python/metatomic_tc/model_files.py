@@ -226,18 +226,19 @@ def _expect_readable(file: ModelFile) -> None:
     """Check that the installed metatrain knows the architecture and version of a checkpoint."""
     from .pet.replace import METATRAIN_VERSIONS
 
+    install = f"pip install metatrain=={METATRAIN_VERSIONS[-1]}"
     try:
         import metatrain
         from metatrain.utils.architectures import find_all_architectures, import_architecture
     except ImportError as error:
         raise ModelFileError(
             f"'{file.path}' is a metatrain checkpoint, and reading it needs metatrain "
-            f"({error}); run: pip install metatrain=={METATRAIN_VERSIONS[-1]}"
+            f"({error}); run: {install}"
         ) from error
 
     upgrade = (
-        "run: pip install --upgrade metatrain (a PET read by another metatrain than "
-        f"{', '.join(METATRAIN_VERSIONS)} keeps metatrain's backend, which is slower)"
+        f"run: {install}; if that is installed, a newer one may read it "
+        "(pip install --upgrade metatrain), but PET then keeps metatrain's backend"
     )
     for header in file.headers:
         if header.architecture not in find_all_architectures():

@@ -1,7 +1,10 @@
 """Metatomic models whose linear layers use a mode."""
 
+import contextlib
 import io
 import json
+import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,9 +75,12 @@ class ConversionReport:
         :raises ValueError: if it left none that compute in ``mode``
         """
         if pattern != "*" and self.replaced == 0:
+            examples = ""
+            if self.layers:
+                examples = f", such as {self.layers[0].path} and {self.layers[-1].path}"
             raise ValueError(
-                f"layers '{pattern}' chooses none of the {len(self.layers)} linear layers, or only "
-                "such that are too small for a mode; they are listed by: "
+                f"layers '{pattern}' chooses none of the {len(self.layers)} linear layers{examples}"
+                ", or only such that are too small for a mode; all of them are listed by: "
                 "metatomic-tc info MODEL.pt --layers '*'"
             )
 
@@ -92,9 +98,8 @@ def load(
     alike, and so do metatomic models that are not PET.
 
     :param path: an exported model, usually ``*.pt``
-    :param mode: ``fp32``, ``tf32``, ``tf32x3``, ``fp16x3``, ``bf16x6``, ``bf16x9`` or
-        ``bf16x9-eager``. Whether a device supports it is checked when the model runs there; see
-        :func:`supported_modes`.
+    :param mode: how its layers multiply, see docs/modes.md. Whether a device supports it is checked
+        when the model runs there; see :func:`supported_modes`.
     :param extensions_directory: where the TorchScript extensions of the model are, if it has any
     :param layers: shell-style pattern for the paths of the layers that use the mode (see
         :func:`conversion_report`), with ``!`` in front: for those of all others. The rest computes
@@ -104,19 +109,22 @@ def load(
     :raises ValueError: if there is no such mode, or ``layers`` chooses none that would use it
     :raises RuntimeError: if the file cannot be read
     """
-    path = Path(path)
     check_mode(mode)
-    model_files.expect_exported_model(path)
-    model_files.expect_extensions_directory(extensions_directory)
-    directory = None if extensions_directory is None else str(extensions_directory)
-    load_model_extensions(str(path), directory)
-    check_atomistic_model(str(path))
-    try:
-        content, report = _converted(_tensor_of(path.read_bytes()), mode, layers)
-    except RuntimeError as error:
-        raise RuntimeError(model_files.reading_failed(path, error)) from error
+    with _reading(path, extensions_directory):
+        content, report = _converted(_tensor_of(Path(path).read_bytes()), mode, layers)
     report.expect_any(layers)
-    return _model_of(content)
+    return _model_of(load_script_module(content))
+
+
+def read_exported(
+    path: str | Path, extensions_directory: str | Path | None = None
+) -> AtomisticModel:
+    """An exported model, as it is. Parameters and errors are those of :func:`load`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with _reading(path, extensions_directory):
+            module = torch.jit.load(str(path))
+        return _model_of(module)
 
 
 def convert(model: torch.nn.Module, mode: str = DEFAULT_MODE, layers: str = "*") -> AtomisticModel:
@@ -162,7 +170,7 @@ def convert_with_report(
         scripted = torch.jit.script(model).eval()
     content, report = convert_script_module(scripted, mode, layers)
     report.expect_any(layers)
-    return _model_of(content), report
+    return _model_of(load_script_module(content)), report
 
 
 def convert_script_module(
@@ -183,6 +191,20 @@ def load_script_module(content: torch.Tensor) -> torch.jit.ScriptModule:
     return torch.jit.load(io.BytesIO(content.numpy().data))
 
 
+@contextlib.contextmanager
+def _reading(path: str | Path, extensions_directory: str | Path | None) -> Iterator[None]:
+    """Check a file and load its extensions; what fails in the block is an error about the file."""
+    model_files.expect_exported_model(path)
+    model_files.expect_extensions_directory(extensions_directory)
+    directory = None if extensions_directory is None else str(extensions_directory)
+    try:
+        load_model_extensions(str(path), directory)
+        check_atomistic_model(str(path))
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(model_files.reading_failed(path, error)) from error
+
+
 def _converted(
     content: torch.Tensor, mode: str, layers: str
 ) -> tuple[torch.Tensor, ConversionReport]:
@@ -199,6 +221,5 @@ def _tensor_of(content: bytes) -> torch.Tensor:
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
-def _model_of(content: torch.Tensor) -> AtomisticModel:
-    module = load_script_module(content)
+def _model_of(module: torch.jit.ScriptModule) -> AtomisticModel:
     return AtomisticModel(module, module.metadata(), module.capabilities())

@@ -5,6 +5,8 @@ from typing import Any
 
 import torch
 
+from .model_files import first_line
+
 #: The mode used where none is given.
 DEFAULT_MODE = "tf32x3"
 
@@ -14,7 +16,8 @@ def supported_modes(device: str | torch.device = "cpu") -> list[str]:
     The modes that linear layers can use on a device.
 
     On the CPU every mode is supported, but emulated: the same slices and products as on a GPU,
-    each product by FP32 BLAS. That is for testing and is slower than ``fp32``.
+    each product by FP32 BLAS. That is for testing and is slower than ``fp32``. So these are all
+    modes that there are.
 
     :param device: a CPU or CUDA device, e.g. ``"cuda"`` or ``torch.device("cuda:1")``
     :return: names of modes, e.g. ``["fp32", "tf32", "tf32x3"]``
@@ -35,6 +38,36 @@ def check_mode(mode: str) -> None:
     :raises ValueError: naming the mode and the valid ones
     """
     torch.ops.metatomic_tc.plan(mode, False, 0, 0, 0, 128, 128, 128)
+
+
+def usable_device(device: str | torch.device) -> torch.device:
+    """
+    The device of a command line.
+
+    :raises RuntimeError: if it cannot be used here, with the reason
+    """
+    try:
+        device = torch.device(device)
+        hardware(device)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"--device {device} cannot be used here: {first_line(str(error))}"
+        ) from error
+    return device
+
+
+def expect_supported(names: list[str], device: str | torch.device) -> None:
+    """
+    Check that a device supports modes.
+
+    :raises ValueError: naming the first one that it does not, and those that it does
+    """
+    supported = supported_modes(device)
+    for mode in names:
+        if mode not in supported:
+            raise ValueError(
+                f"found the mode '{mode}', but on {device} the choices are: {', '.join(supported)}"
+            )
 
 
 def hardware(device: str | torch.device) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`metatomic-tc doctor`, and the entry points that work in broken environments."""
 
+import importlib.metadata
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import metatomic_tc_entry_points
 import pytest
 from metatomic_tc import _library, doctor
+from metatomic_tc.pet.replace import METATRAIN_VERSIONS
 
 PACKAGE = Path(doctor.__file__).parent
 
@@ -97,6 +99,21 @@ def test_missing_packages_are_problems_with_advice(monkeypatch):
     found = {finding.text: finding.advice for finding in problems(doctor.check_packages())}
     assert "pip install torch" in found["PyTorch is not installed"]
     assert "pip install metatomic-torch" in found["metatomic-torch is not installed"]
+
+
+def test_every_advice_names_the_same_metatrain(monkeypatch):
+    requirement = f"metatrain=={METATRAIN_VERSIONS[-1]}"
+    assert requirement == doctor.METATRAIN_REQUIREMENT
+    extras = importlib.metadata.requires("metatomic-tc")
+    assert [extra.partition(";")[0].strip() for extra in extras if "metatrain" in extra] == [
+        requirement
+    ]
+    real = doctor.version
+    for version in (None, "2025.1"):
+        fake = lambda p, version=version: version if p == "metatrain" else real(p)  # noqa: E731
+        monkeypatch.setattr(doctor, "version", fake)
+        (found,) = [f for f in doctor.check_packages() if f.text.startswith("metatrain")]
+        assert found.status == "note" and f"pip install {requirement}" in found.advice
 
 
 def test_a_library_that_crashes_is_a_problem(monkeypatch):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from metatomic_tc.cli import main
 from metatomic_tc.model_files import CheckpointHeader, Kind, ModelFileError, identify
+from metatomic_tc.pet.replace import METATRAIN_VERSIONS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -139,6 +140,7 @@ def test_checkpoints_newer_than_metatrain(fixture, request, tmp_path, capsys):
     assert "newer than the installed metatrain" in error
     assert f"version {pet['model_ckpt_version']}" in error
     assert "pip install --upgrade metatrain" in error
+    assert f"pip install metatrain=={METATRAIN_VERSIONS[-1]}" in error
 
 
 def test_checkpoints_of_an_unknown_architecture(tiny_pet_checkpoint, tmp_path, capsys):
@@ -166,7 +168,7 @@ def test_checkpoints_without_metatrain(tiny_pet_checkpoint, monkeypatch, capsys)
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "metatrain", None)
     assert main(["export", str(tiny_pet_checkpoint)]) == 2
-    assert "pip install metatrain" in capsys.readouterr().err
+    assert f"pip install metatrain=={METATRAIN_VERSIONS[-1]}" in capsys.readouterr().err
 
 
 class Trap:

@@ -30,7 +30,7 @@ from metatomic_tc.validate import (
     validate,
     verdicts,
 )
-from metatomic_tc.validate.evaluation import Evaluation
+from metatomic_tc.validate.evaluation import Evaluation, Evaluators
 from metatomic_tc.validate.settings import TESTS, Settings, quick_settings, reductions
 
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -66,16 +66,18 @@ def network(tmp_path_factory):
 def static_run(network, tmp_path_factory):
     """Directory and data of single points and a curve; `damaged` lacks the low slices of tf32x3."""
     directory = tmp_path_factory.mktemp("validate") / "report"
-    data = validate(
-        network(),
-        ["fp32", "tf32x3", "tf32", "damaged", "same"],
-        "cpu",
-        tests=STATIC,
-        output=directory,
-        settings=SMALL,
-        command="metatomic-tc validate <model>",
-        others={"damaged": lambda make: make("tf32"), "same": lambda make: make("fp32")},
-    )
+    others = {"damaged": lambda make: make("tf32"), "same": lambda make: make("fp32")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Evaluators, "others", others)
+        data = validate(
+            network(),
+            ["fp32", "tf32x3", "tf32", "damaged", "same"],
+            "cpu",
+            tests=STATIC,
+            output=directory,
+            settings=SMALL,
+            command="metatomic-tc validate <model>",
+        )
     return directory, data
 
 
@@ -542,14 +544,15 @@ def test_interrupted_relaxations_in_processes(network, tmp_path, signals_not_ign
     (tmp_path / "script.py").write_text(f"""
 import sys
 from metatomic_tc.validate import relaxation, validate
+from metatomic_tc.validate.evaluation import Evaluators
 from metatomic_tc.validate.settings import Settings
 
 relaxation._wants_workers = lambda context: True
-others = {{"same": lambda make: make("fp32")}}
+Evaluators.others = {{"same": lambda make: make("fp32")}}
 try:
     validate(
         {str(network())!r}, ["tf32x3", "same"], output="report", settings={settings!r},
-        others=others, **{arguments!r},
+        **{arguments!r},
     )
 except KeyboardInterrupt:
     sys.exit(130)
@@ -641,17 +644,17 @@ def test_a_test_that_was_named_must_be_possible(network, tmp_path, capsys):
     assert "the model does not know C, Pt" in capsys.readouterr().out
 
 
-def test_a_mode_that_fails_alone_is_failed(network, tmp_path):
+def test_a_mode_that_fails_alone_is_failed(network, tmp_path, monkeypatch):
     class Broken:
         mode = None
 
         def evaluate(self, structure):
             raise RuntimeError("broken kernel\nand more")
 
+    monkeypatch.setattr(Evaluators, "others", {"broken": lambda make: Broken()})
     data = validate(
-        network(), ["broken"], "cpu", tests=["single_point"], output=tmp_path, settings=SMALL,
-        others={"broken": lambda make: Broken()},
-    )  # fmt: skip
+        network(), ["broken"], "cpu", tests=["single_point"], output=tmp_path, settings=SMALL
+    )
     assert data["verdicts"]["broken"] == {"single_point": "fail"}
     assert data["verdicts"]["fp32"] == {"single_point": "pass"}
     assert data["problems"][0]["message"] == "broken kernel"

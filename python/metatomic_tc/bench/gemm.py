@@ -15,22 +15,19 @@ to the element of C. One unit is the most that a single rounding of that sum to 
 
 import contextlib
 import datetime
-import importlib.metadata
 import itertools
 import json
 import math
-import platform
-import re
 import statistics
-import sys
-import time
 from pathlib import Path
 
 import torch
 
-from .. import __version__, modes
-from ..files import write_atomically
+from .. import modes
+from ..files import result_path, write_atomically
+from ..info import versions
 from ..model_files import first_line
+from ..progress import Steps
 from . import report
 from .cases import Case, pet_cases, shape_cases
 from .implementations import Implementations, Product
@@ -47,37 +44,27 @@ MOST_BUFFERS = 2048
 
 def run(arguments) -> int:
     """The command; ``arguments`` are those of the command line."""
-    try:
-        device = torch.device(arguments.device)
-        supported = modes.supported_modes(device)
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"--device {arguments.device} cannot be used here: {first_line(str(error))}"
-        ) from error
-    for mode in arguments.modes or []:
-        if mode not in supported:
-            raise ValueError(
-                f"found the mode '{mode}', but on {arguments.device} the choices are: "
-                f"{', '.join(supported)}"
-            )
-    implementations = Implementations(device, arguments.modes or supported)
+    device = modes.usable_device(arguments.device)
+    modes.expect_supported(arguments.modes or [], device)
+    implementations = Implementations(device, arguments.modes or modes.supported_modes(device))
     if arguments.shapes:
         cases = shape_cases(arguments.shapes, arguments.directions)
     else:
         cases = pet_cases(arguments.sizes, arguments.atoms, arguments.directions)
 
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
-    path = output_path(arguments.output, gpu)
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = result_path("gemm", gpu, arguments.output or ".")
     guard = torch.cuda.device(device) if gpu else contextlib.nullcontext()
     records: list[dict] = []
     try:
         with torch.no_grad(), full_fp32(), guard:
             timer = Timer(device)
             bandwidth = timer.copy_bandwidth(device)
-            progress = Progress(cases)
+            # A product costs a time of its own, and one in proportion to its operations.
+            steps = Steps(len(cases), [case.operations + 1e11 for case in cases])
             for case in cases:
-                with progress(case):
+                sizes = "/".join(case.models).upper()
+                with steps(f"PET-{sizes}, {case.atoms} atoms, {case}" if sizes else str(case)):
                     records += measure(case, implementations, device, timer, arguments.rounds)
                 write(records, path, gpu)
     finally:
@@ -291,63 +278,11 @@ def full_fp32():
         torch.backends.cuda.matmul.allow_tf32 = flag
 
 
-class Progress:
-    """
-    Says on stderr which product is measured and how long the rest will take.
-
-    :param cases: all that will be
-    """
-
-    def __init__(self, cases: list[Case]):
-        # A product costs a time of its own, and one in proportion to its operations.
-        self._costs = [case.operations + 1e11 for case in cases]
-        self._number = 0
-        self._start = time.monotonic()
-
-    @contextlib.contextmanager
-    def __call__(self, case: Case):
-        self._number += 1
-        what = f"PET-{'/'.join(case.models).upper()}, {case.atoms} atoms, " if case.models else ""
-        text = f"[{self._number}/{len(self._costs)}] {what}{case} ... "
-        print(text, end="", file=sys.stderr, flush=True)
-        start = time.monotonic()
-        yield
-        now = time.monotonic()
-        left = sum(self._costs[self._number :]) / sum(self._costs[: self._number])
-        left *= now - self._start
-        text = f"{now - start:.1f} s" + (f", about {left:.0f} s left" if left else "")
-        print(text, file=sys.stderr, flush=True)
-
-
-def output_path(output: str | None, gpu: str | None) -> Path:
-    """The file to write: ``output`` if it is a .json file, else one named after the GPU in it."""
-    path = Path(output or ".")
-    if path.suffix == ".json":
-        return path
-    name = re.sub(r"[^a-z0-9]+", "-", (gpu or "cpu").lower()).removeprefix("nvidia-")
-    return path / f"gemm-{name}-{datetime.date.today()}.json"
-
-
 def write(records: list[dict], path: Path, gpu: str | None) -> None:
     """Write the results, one record in a line; an older file is replaced as a whole."""
-    common = {"gpu": gpu, "versions": versions(), "date": str(datetime.date.today())}
+    common = {"gpu": gpu, "versions": versions(["triton"]), "date": str(datetime.date.today())}
     lines = [json.dumps(record | common, allow_nan=False) for record in records]
     write_atomically(path, "[\n" + ",\n".join(lines) + "\n]\n")
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of what takes part in the products."""
-    try:
-        triton = importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        triton = None
-    return {
-        "python": platform.python_version(),
-        "cuda": torch.version.cuda,
-        "torch": torch.__version__,
-        "triton": triton,
-        "metatomic-tc": __version__,
-    }
 
 
 def _rounded(number: float) -> float:

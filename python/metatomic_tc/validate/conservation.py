@@ -15,8 +15,8 @@ import sys
 
 import numpy as np
 
+from ..progress import Bar
 from . import lammps
-from .results import Bar
 
 TEST = "conservation"
 BLOCKS = 10

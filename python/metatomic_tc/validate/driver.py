@@ -4,10 +4,8 @@ import contextlib
 import dataclasses
 import datetime
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
-import platform
 import shlex
 import signal
 import sys
@@ -17,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-from .. import __version__, info, model_files, modes
+from .. import info, model_files, modes
 from ..files import write_atomically
-from ..model_files import ModelFileError, first_line
+from ..model_files import ModelFileError
+from ..progress import Steps
 from . import (
     conservation,
     layers,
@@ -32,7 +31,7 @@ from . import (
     verdicts,
 )
 from .evaluation import Evaluators
-from .results import Progress, Results
+from .results import Results
 from .settings import TESTS, TITLES, Settings, quick_settings, reductions
 
 MODULES = {
@@ -139,7 +138,6 @@ def validate(
     extensions: str | os.PathLike | None = None,
     jobs: int | None = None,
     command: str | None = None,
-    others: dict[str, Callable] | None = None,
 ) -> dict:
     """
     Compare modes with FP32 and FP64 in single points, smoothness, energy conservation, relaxation
@@ -161,7 +159,6 @@ def validate(
     :param jobs: runs of LAMMPS at the same time, by default one for each mode on a GPU, and two on
         a CPU. On a GPU also relaxations in ASE, in as many processes, which load the model each.
     :param command: the command line, for the report
-    :param others: evaluators that are not modes, see :class:`Evaluators`
     :return: the content of ``report.json``. ``verdicts[mode][test]`` is ``pass``, ``warn`` or
         ``fail``, and ``exit_code`` 1 if something failed or is not finished.
     :raises ModelFileError: if ``model`` is something else, or cannot be continued
@@ -183,15 +180,14 @@ def validate(
     explicit = tests is not None
     tests = [test for test in TESTS if test in (tests or TESTS)] if _known(tests) else []
     device = _device(device)
-    others = others or {}
     settings = settings or (quick_settings(device.type == "cuda") if quick else Settings())
     if structures:
         settings = dataclasses.replace(settings, single_point=tuple(map(str, structures)))
-    names = _modes(modes, device, settings.quick, others)
+    names = _modes(modes, device, settings.quick)
 
     directory = Path(output)
     directory.mkdir(parents=True, exist_ok=True)
-    evaluators = Evaluators(model, device, extensions, others)
+    evaluators = Evaluators(model, device, extensions)
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else None
     head = {
         "format": FORMAT,
@@ -204,7 +200,7 @@ def validate(
         "gpu": gpu,
         "date": datetime.datetime.now().isoformat(timespec="seconds"),
         "command": command or "metatomic_tc.validate(...)",
-        "versions": versions(),
+        "versions": info.versions([*info.PACKAGES, "ase", "vesin", "numpy"]),
         "modes": names,
         "tests": tests,
         "settings": settings.as_json(),
@@ -226,10 +222,10 @@ def validate(
     if head["emulated"]:
         print("On the CPU the modes are emulated: right numbers, no speed.", file=sys.stderr)
 
-    progress = Progress(len(tests))
+    steps = Steps(len(tests), interleaved=True)
     try:
         for test in tests:
-            with progress(TITLES[test]):
+            with steps(TITLES[test]):
                 MODULES[test].run(context)
                 if test == "single_point":
                     layers.run(context)
@@ -288,22 +284,6 @@ def _reason(context: Context, test: str) -> str:
     return "no results" if context.results.data["finished"] else "not finished"
 
 
-def versions() -> dict[str, str | None]:
-    """Versions of what takes part."""
-    found = {
-        "metatomic-tc": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cuda": torch.version.cuda,
-    }
-    for package in [*info.PACKAGES, "ase", "vesin", "numpy"]:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
-
-
 def _known(tests: list[str] | None) -> bool:
     for test in tests or []:
         if test not in TESTS:
@@ -316,17 +296,10 @@ def _device(device) -> torch.device:
         device = "cpu"
         if torch.cuda.is_available() and modes.build_info()["cuda_architectures"]:
             device = "cuda"
-    try:
-        device = torch.device(device)
-        modes.supported_modes(device)
-    except RuntimeError as error:
-        raise RuntimeError(
-            f"--device {device} cannot be used here: {first_line(str(error))}"
-        ) from error
-    return device
+    return modes.usable_device(device)
 
 
-def _modes(names, device: torch.device, quick: bool, others) -> list[str]:
+def _modes(names, device: torch.device, quick: bool) -> list[str]:
     supported = modes.supported_modes(device)
     if names is None:
         # tf32 is there for comparison only, and bf16x9-eager differs on GPUs with cuBLAS's only.
@@ -334,11 +307,7 @@ def _modes(names, device: torch.device, quick: bool, others) -> list[str]:
         names = [mode for mode in supported if mode not in left_out]
         if quick and device.type == "cpu":
             names = [mode for mode in names if mode in ("fp32", "tf32x3", "bf16x9")]
-    for mode in names:
-        if mode not in supported and mode not in others:
-            raise ValueError(
-                f"found the mode '{mode}', but on {device} the choices are: {', '.join(supported)}"
-            )
+    modes.expect_supported([mode for mode in names if mode not in Evaluators.others], device)
     return ["fp32", *dict.fromkeys(mode for mode in names if mode != "fp32")]
 
 

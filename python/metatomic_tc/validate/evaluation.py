@@ -1,7 +1,9 @@
 """Energies, forces and stress of a model in a mode, and in FP64."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -88,24 +90,34 @@ class Evaluator:
         return lambda: step(system.positions, system.cell)
 
     def step(self, system) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Energies in FP64, forces, and the virial, as every engine computes them."""
-        import metatensor.torch as mts
-        from metatomic.torch import System, register_autograd_neighbors
+        """See :func:`step`."""
+        return step(self.model, system, self._options)
 
-        positions = system.positions.detach().clone().requires_grad_(True)
-        strain = torch.eye(3, dtype=positions.dtype, device=positions.device, requires_grad=True)
-        strained = System(system.types, positions @ strain, system.cell @ strain, system.pbc)
-        for request in system.known_neighbor_lists():
-            neighbors = mts.detach_block(system.get_neighbor_list(request))
-            register_autograd_neighbors(strained, neighbors, check_consistency=False)
-            strained.add_neighbor_list(request, neighbors)
-        (name,) = self._options.outputs
-        output = self.model([strained], self._options, False)[name]
-        energies = output.block().values.double()
-        if not energies.requires_grad:
-            return energies, None, None
-        forces, virial = torch.autograd.grad(-energies.sum(), (positions, strain))
-        return energies.detach(), forces, virial
+
+def step(model, system, options) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """
+    Energies in FP64, forces, and the virial, as every engine computes them.
+
+    :param model: a metatomic model
+    :param system: with the neighbor lists that it asks for
+    :param options: its evaluation options, with one output
+    """
+    import metatensor.torch as mts
+    from metatomic.torch import System, register_autograd_neighbors
+
+    positions = system.positions.detach().clone().requires_grad_(True)
+    strain = torch.eye(3, dtype=positions.dtype, device=positions.device, requires_grad=True)
+    strained = System(system.types, positions @ strain, system.cell @ strain, system.pbc)
+    for request in system.known_neighbor_lists():
+        neighbors = mts.detach_block(system.get_neighbor_list(request))
+        register_autograd_neighbors(strained, neighbors, check_consistency=False)
+        strained.add_neighbor_list(request, neighbors)
+    (name,) = options.outputs
+    energies = model([strained], options, False)[name].block().values.double()
+    if not energies.requires_grad:
+        return energies, None, None
+    forces, virial = torch.autograd.grad(-energies.sum(), (positions, strain))
+    return energies.detach(), forces, virial
 
 
 def calculator(evaluator):
@@ -134,15 +146,16 @@ class Evaluators:
     :param path: an exported model
     :param device: where to run
     :param extensions: directory with the TorchScript extensions of the model
-    :param others: evaluators that are not modes, by the name they have in the report: functions
-        that get this object
     """
 
-    def __init__(self, path: Path, device: torch.device, extensions=None, others=None):
+    #: What tests validate like modes, by its name in the report: functions that make an evaluator
+    #: of this object. A validation must be seen to fail what is wrong.
+    others: ClassVar[dict[str, Callable]] = {}
+
+    def __init__(self, path: Path, device: torch.device, extensions=None):
         self._path, self._device, self._extensions = path, device, extensions
         #: what makes the same in another process, without ``others``
         self.arguments = (path, device, extensions)
-        self.others = others or {}
         self._made: dict = {}
         model = models.load(path, "fp32", extensions)
         capabilities = model.capabilities()

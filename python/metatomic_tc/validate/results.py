@@ -1,9 +1,7 @@
 """The results of a validation, kept in ``report.json`` while it runs."""
 
-import contextlib
 import json
 import sys
-import time
 from pathlib import Path
 
 from ..files import write_atomically
@@ -86,53 +84,3 @@ def _difference(old, new) -> str:
         keys = [key for key in new if old.get(key) != new[key]]
         return ", ".join(f"{key} = {old.get(key)} and is now {new[key]}" for key in keys)
     return f"{old} and is now {new}"
-
-
-class Progress:
-    """
-    What is done, and how long it took, on stderr.
-
-    :param total: number of steps
-    """
-
-    def __init__(self, total: int):
-        self._total, self._number = total, 0
-
-    @contextlib.contextmanager
-    def __call__(self, text: str):
-        self._number += 1
-        start = time.monotonic()
-        print(f"[{self._number}/{self._total}] {text} ...", file=sys.stderr, flush=True)
-        yield
-        seconds = time.monotonic() - start
-        print(f"[{self._number}/{self._total}] done in {seconds:.1f} s", file=sys.stderr)
-
-
-class Bar:
-    """
-    A bar on stderr that fills up; on a terminal in one line, elsewhere a line for each quarter.
-
-    :param text: what is counted
-    :param total: how many there will be
-    """
-
-    def __init__(self, text: str, total: float):
-        self._text, self._total = text, total
-        self._start, self._shown = time.monotonic(), -1.0
-        self._terminal = sys.stderr.isatty()
-
-    def __call__(self, done: float) -> None:
-        part = min(1.0, done / self._total)
-        step = 0.01 if self._terminal else 0.25
-        if part < 1.0 and part < self._shown + step:
-            return
-        if part == self._shown:
-            return
-        self._shown = part
-        seconds = time.monotonic() - self._start
-        left = f", about {seconds * (1 - part) / part:.0f} s left" if 0 < part < 1 else ""
-        bar = "#" * round(20 * part)
-        line = f"  {self._text} [{bar:<20}] {100 * part:3.0f} %{left}"
-        end = "\n" if part == 1 or not self._terminal else ""
-        start = "\r" if self._terminal else ""
-        print(f"{start}{line:<78}", end=end, file=sys.stderr, flush=True)

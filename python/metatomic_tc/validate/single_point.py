@@ -5,8 +5,8 @@ by: a second evaluation, and one with the atoms in another order.
 
 import numpy as np
 
+from ..progress import Bar
 from .evaluation import Evaluation
-from .results import Bar
 from .structures import Structure, reordered
 
 TEST = "single_point"

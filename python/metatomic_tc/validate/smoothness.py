@@ -8,7 +8,7 @@ deviation from FP64: what is smooth in both cancels.
 
 import numpy as np
 
-from .results import Bar
+from ..progress import Bar
 from .single_point import REORDERED, evaluate_reordered
 from .structures import Structure, StructureError, rounded
 

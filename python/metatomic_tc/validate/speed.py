@@ -3,13 +3,12 @@ The time of an MD step (energy, forces and virial) without the neighbor list, in
 modes take turns, and the median counts.
 """
 
-import math
 import statistics
 import time
 
 import torch
 
-from .results import Bar
+from ..progress import Bar
 from .structures import Structure, rounded
 
 TEST = "speed"
@@ -79,20 +78,20 @@ def enlarged(structure: Structure, atoms: int) -> Structure:
     :param atoms: at least this many, if they are a multiple of those of ``structure``
     """
     copies = max(1, round(atoms / len(structure.atoms)))
-    # the three factors that are closest to each other
-    best = min(
-        (
-            (a, b, copies // (a * b))
-            for a in range(1, copies + 1)
-            if copies % a == 0
-            for b in range(a, copies // a + 1)
-            if (copies // a) % b == 0 and copies // (a * b) >= b
-        ),
-        key=lambda factors: max(factors) - min(factors),
-    )
-    box = structure.atoms * best
-    assert math.prod(best) == copies
+    box = structure.atoms * repetitions(copies)
     return Structure(f"{structure.name}, {len(box)} atoms", rounded(box))
+
+
+def repetitions(count: int) -> tuple[int, int, int]:
+    """Three factors of ``count``, as equal as they can be."""
+    factors = (
+        (a, b, count // (a * b))
+        for a in range(1, count + 1)
+        if count % a == 0
+        for b in range(a, count // a + 1)
+        if (count // a) % b == 0 and count // (a * b) >= b
+    )
+    return min(factors, key=sum)
 
 
 def quantities(context) -> dict[str, dict[str, tuple[float, float]]]:
