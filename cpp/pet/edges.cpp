@@ -308,6 +308,18 @@ struct CutoffFactors : public torch::autograd::Function<CutoffFactors> {
 
 } // namespace
 
+std::tuple<Tensor, Tensor, Tensor> pet_sort_by_center(
+    const Tensor &centers, const Tensor &neighbors, const Tensor &cell_shifts, int64_t num_atoms
+) {
+    auto [sorted, order] = at::sort(centers.to(at::kInt), /*stable=*/true, 0, false);
+    auto atoms = at::arange(num_atoms + 1, sorted.options());
+    return {
+        neighbors.to(at::kInt).index_select(0, order),
+        cell_shifts.to(at::kInt).index_select(0, order),
+        at::searchsorted(sorted, atoms, /*out_int32=*/true)
+    };
+}
+
 Tensor pet_adaptive_cutoffs(
     const Tensor &positions,
     const Tensor &cells,

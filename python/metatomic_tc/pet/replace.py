@@ -163,9 +163,11 @@ def uncertainty_of(model: torch.nn.Module) -> torch.Tensor:
 def backend_of(model: torch.nn.Module) -> str | None:
     """``tc`` or ``stock`` for a PET model, scripted or not; None for other models."""
     for module in model.modules():
-        name = getattr(module, "original_name", type(module).__name__)
-        if name in ("FlatPETBackend", "PETBackend"):
-            return "tc" if name == "FlatPETBackend" else "stock"
+        # PetBackend in cpp/pet/backend.cpp knows it by the same attribute.
+        if hasattr(module, "energy_targets"):
+            return "tc"
+        if getattr(module, "original_name", type(module).__name__) == "PETBackend":
+            return "stock"
     return None
 
 
