@@ -46,6 +46,7 @@ target_sources(metatomic_tc PRIVATE
     product/mma/bf16x9_plain.cu
     product/mma/bf16x9_transposed.cu
     product/nonfinite.cu
+    linear/kernels/glu_backward.cu
     pet/kernels/attention_backward_double.cu
     pet/kernels/attention_backward_float.cu
     pet/kernels/attention_forward_double.cu

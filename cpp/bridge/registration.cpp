@@ -16,6 +16,7 @@
 #include "metatomic_tc/gemm.hpp"
 #include "metatomic_tc/linear.hpp"
 #include "metatomic_tc/pet_step.hpp"
+#include "pet/kernels/attention.hpp"
 #include "pet/operators.hpp"
 
 namespace metatomic_tc {
@@ -95,7 +96,8 @@ std::string build_info_json() {
            << ", \"torch\": " << json_string(TORCH_VERSION)
            << ", \"cuda_architectures\": " << json_string(cuda_architectures())
            << ", \"cuda_version\": " << cuda_toolkit_version()
-           << ", \"minimum_features\": " << minimum_features << "}";
+           << ", \"minimum_features\": " << minimum_features
+           << ", \"largest_head_size\": " << pet::largest_head_size << "}";
     return result.str();
 }
 

@@ -177,7 +177,7 @@ std::tuple<at::Tensor, at::Tensor> pet_reversed_pair_norm(
 ///
 /// @param qkv [atoms + edges, 3 width], the columns as [3, heads, head size]; centres come first
 /// @param cutoff_factors [edges]
-/// @param num_heads divides the width; heads have at most 128 columns on a GPU
+/// @param num_heads divides the width; heads have at most `largest_head_size` columns on a GPU
 /// @param mode see `parse_mode` and `attention_on_tensor_cores`; FP64 data stay FP64
 /// @return [atoms + edges, width]
 at::Tensor pet_attention(

@@ -196,6 +196,14 @@ def test_dynamics_on_a_gpu(run_lammps, flat_pet, tiny_pet, ranks):
 
 
 @pytest.mark.gpu
+def test_the_log_says_why_there_are_no_graphs(run_lammps, flat_pet, tmp_path):
+    path = tmp_path / "future.pt"
+    rewrite_interface(flat_pet, path, 7)
+    found = run_lammps(structures.water(), path, options="device cuda")
+    assert "no CUDA graphs since the PET backend in the model has the interface 7" in found.log
+
+
+@pytest.mark.gpu
 def test_per_atom_virials_between_graphs(run_lammps, flat_pet):
     dynamics = "velocity all create 300 1\nfix 1 all nve\nrun 20"
     stress = """

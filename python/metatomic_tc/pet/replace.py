@@ -4,11 +4,10 @@ import copy
 
 import torch
 
+from ..modes import build_info
+
 #: the only place that knows which metatrain this backend is made for
 METATRAIN_VERSIONS = ["2026.4.1"]
-
-#: of the attention kernels for GPUs
-MAX_HEAD_SIZE = 128
 
 #: the modules of metatrain's backend; another one computes something that is not known here
 KNOWN_MODULES = {
@@ -48,10 +47,11 @@ def reason_for_stock(pet: torch.nn.Module) -> str | None:
         return "the model has long-range features"
     backend = pet.backend
     head_size = backend.d_pet // backend.num_heads
-    if head_size > MAX_HEAD_SIZE:
+    largest = build_info()["largest_head_size"]
+    if head_size > largest:
         return (
             f"its attention heads have {head_size} columns, and the backend has kernels for up to "
-            f"{MAX_HEAD_SIZE}"
+            f"{largest}"
         )
     for module in backend.modules():
         kind = type(module)
