@@ -88,7 +88,7 @@ def make_step(mode, size, system, seed, options):
     import metatomic_tc
     import torch
     from metatomic_tc.pet import replace_backend
-    from metatomic_tc.pet.step import Step, usual_spare
+    from metatomic_tc.pet.step import Step
     from metatomic_tc.validate.evaluation import step as metatomic_step
     from pet_models import build_pet
 
@@ -109,7 +109,7 @@ def make_step(mode, size, system, seed, options):
     if mode not in STOCK:
         exported = metatomic_tc.convert(exported, mode=arithmetic)
     if mode not in STOCK and not way:
-        step = Step(exported, device=device, spare=usual_spare(device))
+        step = Step(exported, device=device)
         step.set_system(system)
         return functools.partial(step, system.positions, system.cell)
     scripted = torch.jit.script(exported).to(device)

@@ -70,11 +70,15 @@ foreach(kernel IN ITEMS
     add_kernel(wgmma_${mode} product/wgmma/launch.cuh metatomic_tc::wgmma ${declarations})
 endforeach()
 
+foreach(type IN ITEMS float double)
+    foreach(direction IN ITEMS Attention AttentionBackward)
+        add_kernel(${direction}_${type} pet/kernels/attention_kernel.cuh metatomic_tc::pet
+            "void launch_attention(const ${direction}<${type}> &, void *)")
+    endforeach()
+endforeach()
+
 target_sources(metatomic_tc PRIVATE
-    pet/kernels/attention_backward_double.cu
-    pet/kernels/attention_backward_float.cu
-    pet/kernels/attention_forward_double.cu
-    pet/kernels/attention_forward_float.cu
+    linear/kernels/glu_backward.cu
     pet/kernels/attention_tf32x3.cu
     pet/kernels/rows.cu
     product/cublas/cublas.cpp

@@ -425,9 +425,7 @@ Model::Model(const std::string &path, const ModelOptions &options, const LocalRa
                             ? "the uncertainty is that of a variant"
                             : PetStep::why_not(self.module, self.energy_key, uncertainty);
   if (no_step.empty()) {
-    self.step.emplace(self.module, self.energy_key, uncertainty,
-                      self.device.is_cuda() ? std::make_optional(PetStep::default_spare)
-                                            : std::nullopt);
+    self.step.emplace(self.module, self.energy_key, uncertainty);
     self.may_be_lean = options.memory != ModelOptions::MemoryUse::fast;
     self.step->set_lean(options.memory == ModelOptions::MemoryUse::lean);
     no_step = self.step->graph_problem();
@@ -714,7 +712,7 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
     self.kept_structures.erase(&part);
     // A non-conservative stress needs a cell; it takes no memory.
     if (self.step) {
-      PetStep probe(self.module, self.energy_key, false, std::nullopt);
+      PetStep probe(self.module, self.energy_key, false, -1.0);
       probe.set_lean(self.step->lean());
       const auto &kept = self.kept(part);
       probe.set_structure(kept.types, kept.pairs, part.owned);

@@ -5,6 +5,7 @@
 
 #include <torch/version.h>
 
+#include "pet/kernels/attention.hpp"
 #include "product/gemm.hpp"
 
 namespace metatomic_tc {
@@ -146,6 +147,7 @@ std::string build_info_json() {
         {"cuda_architectures", json(std::string(cuda_architectures()))},
         {"cuda_version", json(int64_t(cuda_toolkit_version()))},
         {"minimum_features", json(minimum_features)},
+        {"largest_head_size", json(int64_t(pet::largest_head_size))},
     });
 }
 

@@ -29,7 +29,8 @@ std::string json_of(const ConversionReport &report, const Hardware &hardware);
 /// ["fp32", ...]
 std::string json_of(const std::vector<Mode> &modes);
 
-/// {"version", "torch", "cuda_architectures", "cuda_version", "minimum_features"}
+/// {"version", "torch", "cuda_architectures", "cuda_version", "minimum_features",
+/// "largest_head_size"}
 std::string build_info_json();
 
 } // namespace metatomic_tc

@@ -110,14 +110,12 @@ class PetStepClass : public torch::CustomClassHolder {
         const std::string &energy,
         bool uncertainty,
         at::Device device,
-        double spare,
+        std::optional<double> spare,
         bool lean
     )
         : step(
-              frozen(model, device),
-              energy,
-              uncertainty,
-              spare < 0 ? std::nullopt : std::make_optional(spare)
+              spare.has_value() ? PetStep(frozen(model, device), energy, uncertainty, *spare)
+                                : PetStep(frozen(model, device), energy, uncertainty)
           ) {
         step.set_lean(lean);
     }
@@ -165,10 +163,14 @@ class PetStepClass : public torch::CustomClassHolder {
 /// What is not given kernels per device below has one implementation for all.
 void define_pet_operators(torch::Library &m) {
     m.def(
-        "pet_adaptive_cutoffs(Tensor positions, Tensor cells, Tensor neighbors, Tensor "
-        "cell_shifts, "
-        "Tensor row_starts, Tensor system_indices, float num_neighbors, float max_cutoff, "
-        "float width) -> Tensor",
+        "pet_sort_by_center(Tensor centers, Tensor neighbors, Tensor cell_shifts, int num_atoms) "
+        "-> (Tensor neighbors, Tensor cell_shifts, Tensor row_starts)",
+        &pet_sort_by_center
+    );
+    m.def(
+        "pet_adaptive_cutoffs(Tensor positions, Tensor cells, Tensor neighbors, "
+        "Tensor cell_shifts, Tensor row_starts, Tensor system_indices, float num_neighbors, "
+        "float max_cutoff, float width) -> Tensor",
         &pet_adaptive_cutoffs
     );
     m.def(
@@ -206,9 +208,8 @@ void define_pet_operators(torch::Library &m) {
         &pet_concatenated_norm
     );
     m.def(
-        "pet_residual_norm(Tensor tokens, Tensor edges, Tensor weight, Tensor? bias, float "
-        "epsilon, "
-        "bool layer_norm) -> (Tensor nodes, Tensor sums, Tensor normed)",
+        "pet_residual_norm(Tensor tokens, Tensor edges, Tensor weight, Tensor? bias, "
+        "float epsilon, bool layer_norm) -> (Tensor nodes, Tensor sums, Tensor normed)",
         &pet_residual_norm
     );
     m.def(
@@ -252,7 +253,15 @@ void define_operators(torch::Library &m) {
         &convert
     );
     m.class_<PetStepClass>("PetStep")
-        .def(torch::init<const at::Tensor &, const std::string &, bool, at::Device, double, bool>())
+        .def(
+            torch::init<
+                const at::Tensor &,
+                const std::string &,
+                bool,
+                at::Device,
+                std::optional<double>,
+                bool>()
+        )
         .def("set_structure", &PetStepClass::set_structure)
         .def("evaluate", &PetStepClass::evaluate)
         .def("graph_memory", &PetStepClass::graph_memory)

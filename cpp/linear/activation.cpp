@@ -2,8 +2,8 @@
 
 #include <ATen/Dispatch.h>
 
+#include "kernels/glu_backward.hpp"
 #include "metatomic_tc/linear.hpp"
-#include "pet/kernels/tokens.hpp"
 #include "rows/run.hpp"
 
 namespace metatomic_tc {
@@ -156,16 +156,13 @@ Tensor glu_backward_device(const Tensor &gradient, const Tensor &product) {
     auto result = at::empty_like(values);
     auto width = upper.size(-1);
     AT_DISPATCH_FLOATING_TYPES(values.scalar_type(), "metatomic_tc::glu_backward", [&] {
-        pet::run(
-            pet::GluBackward<scalar_t>{
-                pet::pointer<scalar_t>(upper),
-                pet::pointer<scalar_t>(values),
-                static_cast<int>(width),
-                pet::output<scalar_t>(result)
-            },
-            width == 0 ? 0 : upper.numel() / width,
-            values
-        );
+        auto backward = GluBackward<scalar_t>{
+            .gradient = rows::pointer<scalar_t>(upper),
+            .product = rows::pointer<scalar_t>(values),
+            .width = static_cast<int>(width),
+            .output = rows::output<scalar_t>(result)
+        };
+        rows::run(backward, width == 0 ? 0 : upper.numel() / width, values);
     });
     return result;
 }

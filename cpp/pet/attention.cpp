@@ -3,8 +3,11 @@
 #include <ATen/Dispatch.h>
 
 #include "metatomic_tc/linear.hpp"
+#include "pet/arguments.hpp"
+#include "pet/gradients.hpp"
 #include "pet/kernels/attention_cpu.hpp"
 #include "pet/kernels/attention_tf32x3.hpp"
+#include "pet/spare_rows.hpp"
 #include "product/plan.hpp"
 #include "rows/run.hpp"
 
@@ -13,8 +16,8 @@ namespace metatomic_tc {
 namespace {
 
 using at::Tensor;
-using pet::output;
-using pet::pointer;
+using rows::output;
+using rows::pointer;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -25,15 +28,15 @@ struct Attention : public torch::autograd::Function<Attention> {
     template <class T>
     static pet::Attention<T> attention(const variable_list &tensors, int64_t heads, double scale) {
         return {
-            pointer<T>(tensors[0]),
-            pointer<T>(tensors[1]),
-            pointer<int>(tensors[2]),
-            tensors[2].numel() - 1,
-            static_cast<int>(heads),
-            static_cast<int>(tensors[3].size(1) / heads),
-            static_cast<T>(scale),
-            output<T>(tensors[3]),
-            output<T>(tensors[4]),
+            .qkv = pointer<T>(tensors[0]),
+            .factors = pointer<T>(tensors[1]),
+            .row_starts = pointer<int>(tensors[2]),
+            .atoms = tensors[2].numel() - 1,
+            .heads = static_cast<int>(heads),
+            .head_size = static_cast<int>(tensors[3].size(1) / heads),
+            .scale = static_cast<T>(scale),
+            .output = output<T>(tensors[3]),
+            .log_sums = output<T>(tensors[4])
         };
     }
 
@@ -75,10 +78,12 @@ struct Attention : public torch::autograd::Function<Attention> {
             " heads."
         );
         TORCH_CHECK_VALUE(
-            tokens.is_cpu() || width / num_heads <= 128,
+            tokens.is_cpu() || width / num_heads <= pet::largest_head_size,
             "metatomic_tc::",
             name,
-            " has kernels for heads of up to 128 columns on a GPU, but found ",
+            " has kernels for heads of up to ",
+            pet::largest_head_size,
+            " columns on a GPU, but found ",
             width / num_heads,
             "; use the stock backend for this model."
         );
@@ -88,7 +93,7 @@ struct Attention : public torch::autograd::Function<Attention> {
             width / num_heads,
             tokens.scalar_type() == at::kFloat
         );
-        tokens = pet::aligned(tokens);
+        tokens = rows::aligned(tokens);
         auto result = at::empty({rows, width}, tokens.options());
         auto log_sums = at::empty({rows, num_heads}, tokens.options());
         auto saved = variable_list{tokens, factors, starts, result, log_sums};
@@ -103,7 +108,7 @@ struct Attention : public torch::autograd::Function<Attention> {
                         pet::attend(problem, atom);
                     }
                 };
-                pet::run_on_cpu(work, problem.atoms, 1);
+                rows::run_on_cpu(work, problem.atoms, 1);
             }
         });
         context->save_for_backward(saved);
@@ -119,17 +124,17 @@ struct Attention : public torch::autograd::Function<Attention> {
             auto heads = context->saved_data["heads"].toInt();
             auto scale = context->saved_data["scale"].toDouble();
             auto kernel = static_cast<AttentionKernel>(context->saved_data["kernel"].toInt());
-            auto gradient = pet::aligned(gradients[0]);
+            auto gradient = rows::aligned(gradients[0]);
             auto grad_qkv = at::empty_like(saved[0]);
             auto products = at::empty_like(saved[4]), grad_log_factors = at::zeros_like(saved[4]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
                 pet::clear_spare_rows<scalar_t>(grad_qkv, saved[2], saved[2].numel() - 1);
                 auto problem = pet::AttentionBackward<scalar_t>{
-                    attention<scalar_t>(saved, heads, scale),
-                    pointer<scalar_t>(gradient),
-                    output<scalar_t>(products),
-                    output<scalar_t>(grad_qkv),
-                    output<scalar_t>(grad_log_factors)
+                    .forward = attention<scalar_t>(saved, heads, scale),
+                    .gradient = pointer<scalar_t>(gradient),
+                    .products = output<scalar_t>(products),
+                    .grad_qkv = output<scalar_t>(grad_qkv),
+                    .grad_log_factors = output<scalar_t>(grad_log_factors)
                 };
                 if (kernel != AttentionKernel::cpu) {
                     launch(problem, kernel, stream_of(gradient));
@@ -139,7 +144,7 @@ struct Attention : public torch::autograd::Function<Attention> {
                             pet::attend_backward(problem, atom);
                         }
                     };
-                    pet::run_on_cpu(work, problem.forward.atoms, 1);
+                    rows::run_on_cpu(work, problem.forward.atoms, 1);
                 }
             });
             result[0] = grad_qkv;

@@ -2,6 +2,8 @@
 
 #include <ATen/Dispatch.h>
 
+#include "pet/arguments.hpp"
+#include "pet/gradients.hpp"
 #include "pet/kernels/edges.hpp"
 #include "rows/run.hpp"
 
@@ -10,8 +12,8 @@ namespace metatomic_tc {
 namespace {
 
 using at::Tensor;
-using pet::output;
-using pet::pointer;
+using rows::output;
+using rows::pointer;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -47,12 +49,12 @@ struct PairTensors {
 
     template <class T> pet::Pairs<T> pairs() const {
         return {
-            pointer<T>(positions),
-            pointer<T>(cells),
-            pointer<int>(neighbors),
-            pointer<int>(cell_shifts),
-            pointer<int>(row_starts),
-            pointer<int>(system_indices),
+            .positions = pointer<T>(positions),
+            .cells = pointer<T>(cells),
+            .neighbors = pointer<int>(neighbors),
+            .cell_shifts = pointer<int>(cell_shifts),
+            .row_starts = pointer<int>(row_starts),
+            .system_indices = pointer<int>(system_indices)
         };
     }
 
@@ -68,12 +70,12 @@ Tensor sum_of_systems(const Tensor &values, const Tensor &system_indices, int64_
     }
     auto sums = at::empty({systems, 3, 3}, values.options());
     AT_DISPATCH_FLOATING_TYPES(values.scalar_type(), "pet_system_sums", [&] {
-        pet::run(
+        rows::run(
             pet::SystemSums<scalar_t>{
-                pointer<scalar_t>(values),
-                pointer<int>(system_indices),
-                values.size(0),
-                output<scalar_t>(sums)
+                .values = pointer<scalar_t>(values),
+                .system_indices = pointer<int>(system_indices),
+                .atoms = values.size(0),
+                .sums = output<scalar_t>(sums)
             },
             systems,
             values
@@ -123,16 +125,16 @@ struct AdaptiveCutoffs : public torch::autograd::Function<AdaptiveCutoffs> {
         auto roots = at::empty({pairs.atoms()}, options);
         auto responses = at::empty({pairs.atoms()}, options);
         AT_DISPATCH_FLOATING_TYPES(positions.scalar_type(), name, [&] {
-            pet::run(
+            rows::run(
                 pet::AdaptiveCutoffs<scalar_t>{
-                    pairs.pairs<scalar_t>(),
-                    {static_cast<scalar_t>(width), true},
-                    static_cast<scalar_t>(num_neighbors),
-                    static_cast<scalar_t>(max_cutoff),
-                    output<scalar_t>(distances),
-                    output<scalar_t>(cutoffs),
-                    output<scalar_t>(roots),
-                    output<scalar_t>(responses)
+                    .pairs = pairs.pairs<scalar_t>(),
+                    .cutoff = {.width = static_cast<scalar_t>(width), .bump = true},
+                    .num_neighbors = static_cast<scalar_t>(num_neighbors),
+                    .max_cutoff = static_cast<scalar_t>(max_cutoff),
+                    .distances = output<scalar_t>(distances),
+                    .cutoffs = output<scalar_t>(cutoffs),
+                    .roots = output<scalar_t>(roots),
+                    .responses = output<scalar_t>(responses)
                 },
                 pairs.atoms(),
                 positions
@@ -154,15 +156,15 @@ struct AdaptiveCutoffs : public torch::autograd::Function<AdaptiveCutoffs> {
             auto compute = [&](const Tensor &grad_positions, const Tensor &grad_cells) {
                 AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
                     auto width = static_cast<scalar_t>(context->saved_data["width"].toDouble());
-                    pet::run(
+                    rows::run(
                         pet::AdaptiveCutoffsBackward<scalar_t>{
-                            pairs.pairs<scalar_t>(),
-                            {width, true},
-                            pointer<scalar_t>(saved[6]),
-                            pointer<scalar_t>(saved[7]),
-                            pointer<scalar_t>(gradient),
-                            output<scalar_t>(grad_positions),
-                            output<scalar_t>(grad_cells)
+                            .pairs = pairs.pairs<scalar_t>(),
+                            .cutoff = {.width = width, .bump = true},
+                            .roots = pointer<scalar_t>(saved[6]),
+                            .responses = pointer<scalar_t>(saved[7]),
+                            .gradient = pointer<scalar_t>(gradient),
+                            .grad_positions = output<scalar_t>(grad_positions),
+                            .grad_cells = output<scalar_t>(grad_cells)
                         },
                         pairs.atoms(),
                         gradient
@@ -196,8 +198,10 @@ struct EdgeVectors : public torch::autograd::Function<EdgeVectors> {
         auto reverse_indices = arguments.indices(reverse, "reverse", {count}, count);
         auto vectors = at::zeros({count, 3}, positions.options());
         AT_DISPATCH_FLOATING_TYPES(positions.scalar_type(), name, [&] {
-            pet::run(
-                pet::EdgeVectors<scalar_t>{edges.pairs<scalar_t>(), output<scalar_t>(vectors)},
+            rows::run(
+                pet::EdgeVectors<scalar_t>{
+                    .edges = edges.pairs<scalar_t>(), .vectors = output<scalar_t>(vectors)
+                },
                 edges.atoms(),
                 positions
             );
@@ -215,14 +219,14 @@ struct EdgeVectors : public torch::autograd::Function<EdgeVectors> {
             auto gradient = gradients[0];
             auto compute = [&](const Tensor &grad_positions, const Tensor &grad_cells) {
                 AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-                    pet::run(
+                    rows::run(
                         pet::EdgeVectorsBackward<scalar_t>{
-                            pointer<int>(edges.cell_shifts),
-                            pointer<int>(edges.row_starts),
-                            pointer<int>(saved[6]),
-                            pointer<scalar_t>(gradient),
-                            output<scalar_t>(grad_positions),
-                            output<scalar_t>(grad_cells)
+                            .cell_shifts = pointer<int>(edges.cell_shifts),
+                            .row_starts = pointer<int>(edges.row_starts),
+                            .reverse = pointer<int>(saved[6]),
+                            .gradient = pointer<scalar_t>(gradient),
+                            .grad_positions = output<scalar_t>(grad_positions),
+                            .grad_cells = output<scalar_t>(grad_cells)
                         },
                         edges.atoms(),
                         gradient
@@ -259,14 +263,14 @@ struct CutoffFactors : public torch::autograd::Function<CutoffFactors> {
         };
         auto factors = at::zeros({edges}, vectors.options());
         AT_DISPATCH_FLOATING_TYPES(vectors.scalar_type(), name, [&] {
-            pet::run(
+            rows::run(
                 pet::CutoffFactors<scalar_t>{
-                    {static_cast<scalar_t>(width), bump},
-                    pointer<scalar_t>(saved[0]),
-                    pointer<scalar_t>(saved[1]),
-                    pointer<int>(saved[2]),
-                    pointer<int>(saved[3]),
-                    output<scalar_t>(factors)
+                    .cutoff = {.width = static_cast<scalar_t>(width), .bump = bump},
+                    .vectors = pointer<scalar_t>(saved[0]),
+                    .cutoffs = pointer<scalar_t>(saved[1]),
+                    .neighbors = pointer<int>(saved[2]),
+                    .row_starts = pointer<int>(saved[3]),
+                    .factors = output<scalar_t>(factors)
                 },
                 atoms,
                 vectors
@@ -286,17 +290,17 @@ struct CutoffFactors : public torch::autograd::Function<CutoffFactors> {
             result[1] = at::empty_like(saved[1]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
                 auto width = static_cast<scalar_t>(context->saved_data["width"].toDouble());
-                pet::run(
+                rows::run(
                     pet::CutoffFactorsBackward<scalar_t>{
-                        {width, context->saved_data["bump"].toBool()},
-                        pointer<scalar_t>(saved[0]),
-                        pointer<scalar_t>(saved[1]),
-                        pointer<int>(saved[2]),
-                        pointer<int>(saved[3]),
-                        pointer<int>(saved[4]),
-                        pointer<scalar_t>(gradient),
-                        output<scalar_t>(result[0]),
-                        output<scalar_t>(result[1])
+                        .cutoff = {.width = width, .bump = context->saved_data["bump"].toBool()},
+                        .vectors = pointer<scalar_t>(saved[0]),
+                        .cutoffs = pointer<scalar_t>(saved[1]),
+                        .neighbors = pointer<int>(saved[2]),
+                        .row_starts = pointer<int>(saved[3]),
+                        .reverse = pointer<int>(saved[4]),
+                        .gradient = pointer<scalar_t>(gradient),
+                        .grad_vectors = output<scalar_t>(result[0]),
+                        .grad_cutoffs = output<scalar_t>(result[1])
                     },
                     saved[1].size(0),
                     gradient
@@ -307,6 +311,18 @@ struct CutoffFactors : public torch::autograd::Function<CutoffFactors> {
 };
 
 } // namespace
+
+std::tuple<Tensor, Tensor, Tensor> pet_sort_by_center(
+    const Tensor &centers, const Tensor &neighbors, const Tensor &cell_shifts, int64_t num_atoms
+) {
+    auto [sorted, order] = at::sort(centers.to(at::kInt), /*stable=*/true, 0, false);
+    auto atoms = at::arange(num_atoms + 1, sorted.options());
+    return {
+        neighbors.to(at::kInt).index_select(0, order),
+        cell_shifts.to(at::kInt).index_select(0, order),
+        at::searchsorted(sorted, atoms, /*out_int32=*/true)
+    };
+}
 
 Tensor pet_adaptive_cutoffs(
     const Tensor &positions,
@@ -353,9 +369,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pet_select_edges(
     auto edge_neighbors = Tensor(), edge_shifts = Tensor(), number = Tensor();
     AT_DISPATCH_FLOATING_TYPES(positions.scalar_type(), "pet_select_edges", [&] {
         auto select = pet::SelectEdges<scalar_t>{
-            pairs.pairs<scalar_t>(), pointer<scalar_t>(cutoffs), output<int>(counts)
+            .pairs = pairs.pairs<scalar_t>(),
+            .cutoffs = pointer<scalar_t>(cutoffs),
+            .counts = output<int>(counts)
         };
-        pet::run(select, pairs.atoms(), positions);
+        rows::run(select, pairs.atoms(), positions);
         auto ends = edge_starts.narrow(0, 1, pairs.atoms());
         at::cumsum_out(ends, counts, 0, at::kInt);
         number = edge_starts.narrow(0, pairs.atoms(), 1).clone();
@@ -370,7 +388,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> pet_select_edges(
         select.edge_starts = pointer<int>(edge_starts);
         select.neighbors = output<int>(edge_neighbors);
         select.cell_shifts = output<int>(edge_shifts);
-        pet::run(select, pairs.atoms(), positions);
+        rows::run(select, pairs.atoms(), positions);
     });
     return {edge_neighbors, edge_shifts, edge_starts, number};
 }
@@ -413,12 +431,12 @@ pet_reverse_edges(const Tensor &neighbors, const Tensor &cell_shifts, const Tens
     pet::expect_indices(name, "neighbors", contiguous[0], row_starts.numel() - 1, false);
     pet::expect_indices(name, "row_starts", contiguous[2], neighbors.numel() + 1, true);
     auto reverse = at::arange(neighbors.numel(), contiguous[0].options());
-    pet::run(
+    rows::run(
         pet::ReverseEdges{
-            pointer<int>(contiguous[0]),
-            pointer<int>(contiguous[1]),
-            pointer<int>(contiguous[2]),
-            output<int>(reverse)
+            .neighbors = pointer<int>(contiguous[0]),
+            .cell_shifts = pointer<int>(contiguous[1]),
+            .row_starts = pointer<int>(contiguous[2]),
+            .reverse = output<int>(reverse)
         },
         row_starts.numel() - 1,
         neighbors

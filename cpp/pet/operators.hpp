@@ -20,6 +20,18 @@
 /// zeros.
 namespace metatomic_tc {
 
+/// Pairs in rows by their centre, in their order otherwise. No gradients.
+///
+/// @param centers, neighbors [pairs], integers
+/// @param cell_shifts [pairs, 3], integers
+/// @return neighbors, cell shifts and the [num_atoms + 1] starts of the rows, all int32
+std::tuple<at::Tensor, at::Tensor, at::Tensor> pet_sort_by_center(
+    const at::Tensor &centers,
+    const at::Tensor &neighbors,
+    const at::Tensor &cell_shifts,
+    int64_t num_atoms
+);
+
 /// The cutoff of each atom within which it has `num_neighbors` neighbors, by metatrain's `solver`.
 /// The pair list must be symmetric. Gradients: positions, cells.
 ///
@@ -47,8 +59,7 @@ at::Tensor pet_adaptive_cutoffs(
 /// @param capacity how many edges there is room for, spare rows included. Negative: exactly as many
 ///     as there are, for which the host waits for the device.
 /// @return neighbors, cell shifts and row starts of the edges; and how many there are [1], which
-/// may
-///     be more than the capacity: then the last ones are left out
+///     may be more than the capacity: then the last ones are left out
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> pet_select_edges(
     const at::Tensor &positions,
     const at::Tensor &cells,
@@ -166,7 +177,7 @@ std::tuple<at::Tensor, at::Tensor> pet_reversed_pair_norm(
 ///
 /// @param qkv [atoms + edges, 3 width], the columns as [3, heads, head size]; centres come first
 /// @param cutoff_factors [edges]
-/// @param num_heads divides the width; heads have at most 128 columns on a GPU
+/// @param num_heads divides the width; heads have at most `largest_head_size` columns on a GPU
 /// @param mode see `parse_mode` and `attention_kernel`; FP64 data stay FP64
 /// @return [atoms + edges, width]
 at::Tensor pet_attention(

@@ -1,16 +1,19 @@
 #include "metatomic_tc/pet_step.hpp"
 
 #include <algorithm>
-#include <array>
+#include <numeric>
 #include <utility>
+#include <vector>
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/DeviceGuard.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/torch.h>
 
+#include "backend.hpp"
 #include "cuda_graph.hpp"
 #include "linear/packed_weights.hpp"
+#include "operators.hpp"
 
 namespace metatomic_tc {
 
@@ -18,18 +21,43 @@ using torch::autograd::variable_list;
 
 namespace {
 
-/// What `FlatPETBackend.edges_of_system` makes.
-using EdgeTensors = c10::impl::GenericDict;
+using BatchData = PetBackend::BatchData;
 
-/// The module in `model` that is a `FlatPETBackend`.
-std::optional<torch::jit::Module> find_backend(const torch::jit::Module &model) {
-    for (const auto &module : model.modules()) {
-        if (module.find_method("energies_of_features").has_value()) {
-            return module;
-        }
+/// Usual room to spare, as a part of the arrays' rows, where there are graphs that need it.
+constexpr double usual_spare = 0.005;
+
+/// What a step leaves behind, in one FP64 tensor for room for so many atoms (rows), so that it
+/// comes to the host in one piece.
+struct StepResult {
+    /// [rows]
+    at::Tensor energies;
+    /// [3 rows] and [9]: of the energy with respect to positions and strain
+    at::Tensor position_gradient, strain_gradient;
+    /// [2]: the number of edges and that of pairs without a reverse
+    at::Tensor status;
+    /// [rows], or [0] if they are not wanted
+    at::Tensor uncertainties;
+
+    static std::vector<int64_t> sizes(int64_t rows, bool uncertainty) {
+        return {rows, 3 * rows, 9, 2, uncertainty ? rows : 0};
     }
-    return std::nullopt;
-}
+
+    /// The parts of `all`, not copies.
+    static StepResult in(const at::Tensor &all, int64_t rows, bool uncertainty) {
+        auto parts = all.split_with_sizes(sizes(rows, uncertainty));
+        return {parts[0], parts[1], parts[2], parts[3], parts[4]};
+    }
+
+    at::Tensor concatenated() const {
+        return at::cat(
+            {energies,
+             position_gradient.reshape({-1}),
+             strain_gradient.reshape({-1}),
+             status.to(at::kDouble),
+             uncertainties.to(at::kDouble)}
+        );
+    }
+};
 
 /// Gradients of `outputs`, zeros where there are none.
 variable_list gradients_of(
@@ -62,16 +90,17 @@ variable_list gradients_of(
 } // namespace
 
 struct PetStep::Implementation {
-    torch::jit::Module backend;
+    PetBackend backend;
     std::string energy;
-    bool uncertainty = false;
+    bool uncertainty;
+    /// none: arrays are as large as they must be, and there is no graph
     std::optional<double> spare;
-    at::Device device = at::kCPU;
-    at::ScalarType dtype = at::kFloat;
+    at::Device device;
+    at::ScalarType dtype;
     /// one that the model knows
-    int64_t spare_species = 0;
-    int64_t num_layers = 0;
-    bool feedforward = true;
+    int64_t spare_species;
+    int64_t num_layers;
+    bool feedforward;
     bool lean = false;
     std::string graph_problem, capture_problem;
     int64_t captures = 0;
@@ -82,96 +111,87 @@ struct PetStep::Implementation {
     /// Room for edges; negative for as many as there are.
     int64_t edge_capacity = -1;
     /// What a step reads and writes, with room for more atoms and pairs. Species, neighbors, cell
-    /// shifts and row starts are as `FlatPETBackend.edges_of_system` takes them; weights, FP64, are
+    /// shifts and row starts are as `PetBackend::edges_of_system` takes them; weights, FP64, are
     /// 1 for owned atoms and 0 for others.
     at::Tensor positions, cell, species, weights, neighbors, cell_shifts, row_starts;
-    /// FP64: the energies of all atoms, the gradients with respect to positions and strain, the
-    /// number of edges and that of pairs without a reverse, and the uncertainties if wanted
+    /// a `StepResult`
     at::Tensor result;
     /// The model's, which nothing changes as long as it is used here.
     std::unique_ptr<PackedWeights> packed_weights;
     std::optional<CudaGraph> graph;
 
+    Implementation(PetBackend found, const std::string &energy, bool uncertainty);
+    void set_spare(std::optional<double> part);
     void set_structure(const at::Tensor &species, const at::Tensor &pairs, int64_t owned);
     int64_t with_room(int64_t size, int64_t least) const;
     void make_room(int64_t atoms, int64_t pairs);
+    /// Drops the graph and the room for edges that it has.
+    void invalidate();
     void step(int64_t capacity);
     void capture();
-    std::array<at::Tensor, 3> layer(
-        int64_t index, const at::Tensor &nodes, const at::Tensor &messages, const EdgeTensors &edges
-    );
-    /// The energies and uncertainties, from the features.
-    variable_list heads(
-        const c10::IValue &node_features,
-        const c10::IValue &edge_features,
-        const EdgeTensors &edges,
-        const at::Tensor &strained_cell
-    );
     /// The energies and uncertainties, and the gradients of the energies' weighted sum.
-    std::pair<variable_list, variable_list> pass_fast(
-        const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
+    std::pair<PetBackend::Energies, variable_list> pass_fast(
+        const BatchData &batch_data, const at::Tensor &strained_cell, const variable_list &inputs
     );
-    std::pair<variable_list, variable_list> pass_lean(
-        const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
+    std::pair<PetBackend::Energies, variable_list> pass_lean(
+        const BatchData &batch_data, const at::Tensor &strained_cell, const variable_list &inputs
     );
 };
 
 std::string
 PetStep::why_not(const torch::jit::Module &model, const std::string &energy, bool uncertainty) {
-    auto backend = find_backend(model);
+    auto backend = PetBackend::find(model);
     if (!backend.has_value()) {
         return "the model is no PET with the backend of metatomic-tc (see metatomic-tc export)";
     }
-    for (const auto &target : backend->attr("energy_targets").toListRef()) {
-        if (target.toStringRef() != energy) {
-            continue;
-        }
-        auto has_one = backend->attr("uncertainty_matrix").toTensor().numel() > 0;
-        if (uncertainty && !(has_one && energy == "energy")) {
-            return "the uncertainty of the output " + energy + " is not known to the backend";
-        }
-        return "";
+    if (auto problem = backend->why_not(); !problem.empty()) {
+        return problem;
     }
-    return "the output " + energy +
-           " of the model is no energy in eV, or has a repulsion (ZBL) added to it, or the model "
-           "is not in angstrom";
+    auto targets = backend->energy_targets();
+    if (std::find(targets.begin(), targets.end(), energy) == targets.end()) {
+        return "the output " + energy +
+               " of the model is no energy in eV, or has a repulsion (ZBL) added to it, or the "
+               "model is not in angstrom";
+    }
+    if (uncertainty && !(backend->has_uncertainty() && energy == "energy")) {
+        return "the uncertainty of the output " + energy + " is not known to the backend";
+    }
+    return "";
+}
+
+PetStep::PetStep(const torch::jit::Module &model, const std::string &energy, bool uncertainty) {
+    auto problem = why_not(model, energy, uncertainty);
+    TORCH_CHECK_VALUE(problem.empty(), "A step of PET cannot be made: ", problem, ".");
+    implementation =
+        std::make_unique<Implementation>(*PetBackend::find(model), energy, uncertainty);
+    auto on_gpu = implementation->device.is_cuda();
+    implementation->set_spare(on_gpu ? std::make_optional(usual_spare) : std::nullopt);
 }
 
 PetStep::PetStep(
-    const torch::jit::Module &model,
-    const std::string &energy,
-    bool uncertainty,
-    std::optional<double> spare
+    const torch::jit::Module &model, const std::string &energy, bool uncertainty, double spare
 )
-    : implementation(std::make_unique<Implementation>()) {
-    auto problem = why_not(model, energy, uncertainty);
-    TORCH_CHECK_VALUE(problem.empty(), "A step of PET cannot be made: ", problem, ".");
-    auto &self = *implementation;
-    self.backend = *find_backend(model);
-    self.energy = energy;
-    self.uncertainty = uncertainty;
-    self.num_layers = self.backend.attr("num_layers").toInt();
-    self.feedforward = self.backend.attr("feedforward").toBool();
-    auto table = self.backend.attr("energy_scales").toTensor();
-    self.device = table.device();
-    self.dtype = table.scalar_type();
-    self.spare = spare;
-    auto tensors = std::vector<at::Tensor>();
-    for (const auto &tensor : self.backend.parameters()) {
-        tensors.push_back(tensor);
-    }
-    for (const auto &tensor : self.backend.buffers()) {
-        tensors.push_back(tensor);
-    }
-    self.packed_weights = std::make_unique<PackedWeights>(tensors);
-    auto known = self.backend.attr("species_to_species_index").toTensor() >= 0;
-    self.spare_species = known.nonzero()[0].item<int64_t>();
-    if (!self.device.is_cuda()) {
-        self.graph_problem = "there are none on the CPU";
+    : PetStep(model, energy, uncertainty) {
+    implementation->set_spare(spare < 0 ? std::nullopt : std::make_optional(spare));
+}
+
+PetStep::Implementation::Implementation(
+    PetBackend found, const std::string &energy, bool uncertainty
+)
+    : backend(std::move(found)), energy(energy), uncertainty(uncertainty), device(backend.device()),
+      dtype(backend.dtype()),
+      spare_species((backend.species_to_species_index() >= 0).nonzero()[0].item<int64_t>()),
+      num_layers(backend.num_layers()), feedforward(backend.feedforward()),
+      packed_weights(std::make_unique<PackedWeights>(backend.parameters_and_buffers())) {}
+
+void PetStep::Implementation::set_spare(std::optional<double> part) {
+    spare = part;
+    if (!device.is_cuda()) {
+        graph_problem = "there are none on the CPU";
     } else if (!spare.has_value()) {
-        self.graph_problem = "the arrays have no room to spare";
+        graph_problem = "the arrays have no room to spare";
     } else {
-        self.graph_problem = CudaGraph::why_not();
+        graph_problem = CudaGraph::why_not();
     }
 }
 
@@ -203,7 +223,7 @@ void PetStep::Implementation::set_structure(
     auto count = all_species.numel(), pairs = 2 * all_pairs.size(0);
     auto on_device = all_species.to(device, at::kLong);
     if (count > 0) {
-        auto index = backend.attr("species_to_species_index").toTensor();
+        auto index = backend.species_to_species_index();
         auto inside = (on_device >= 0).logical_and(on_device < index.numel());
         auto known = inside.logical_and(index.index_select(0, on_device * inside) >= 0);
         TORCH_CHECK_VALUE(
@@ -246,11 +266,15 @@ void PetStep::Implementation::set_structure(
         );
     }
     auto first = one.select(1, 0), second = one.select(1, 1), shift = one.narrow(1, 2, 3);
-    auto [centers, order] = at::sort(at::cat({first, second}), /*stable=*/true, 0, false);
-    auto starts = at::arange(row_starts.numel(), integers);
-    row_starts.copy_(at::searchsorted(centers, starts, /*out_int32=*/true));
-    neighbors.narrow(0, 0, pairs).copy_(at::cat({second, first}).index_select(0, order));
-    cell_shifts.narrow(0, 0, pairs).copy_(at::cat({shift, shift.neg()}).index_select(0, order));
+    auto [sorted_neighbors, sorted_shifts, starts] = pet_sort_by_center(
+        at::cat({first, second}),
+        at::cat({second, first}),
+        at::cat({shift, shift.neg()}),
+        row_starts.numel() - 1
+    );
+    row_starts.copy_(starts);
+    neighbors.narrow(0, 0, pairs).copy_(sorted_neighbors);
+    cell_shifts.narrow(0, 0, pairs).copy_(sorted_shifts);
     owned = owned_atoms;
     atoms = count;
 }
@@ -269,21 +293,26 @@ void PetStep::Implementation::make_room(int64_t atoms, int64_t pairs) {
     if (fits(neighbors, pairs, 1024) && fits(positions, atoms, 16)) {
         return;
     }
-    graph.reset();
-    edge_capacity = -1;
+    invalidate();
     auto rows = with_room(atoms, 16), room = with_room(pairs, 1024);
     auto floats = at::TensorOptions(at::kDouble).device(device);
     auto integers = floats.dtype(at::kInt);
     neighbors = at::Tensor();
     cell = at::zeros({3, 3}, floats);
     weights = at::zeros({rows}, floats);
-    result = at::zeros({(uncertainty ? 5 : 4) * rows + 11}, floats);
+    auto sizes = StepResult::sizes(rows, uncertainty);
+    result = at::zeros({std::accumulate(sizes.begin(), sizes.end(), int64_t(0))}, floats);
     species = at::zeros({rows}, integers);
     cell_shifts = at::zeros({room, 3}, integers);
     row_starts = at::zeros({rows + 1}, integers);
     positions = at::zeros({rows, 3}, floats);
     // the last one, without which nothing is used
     neighbors = at::zeros({room}, integers);
+}
+
+void PetStep::Implementation::invalidate() {
+    graph.reset();
+    edge_capacity = -1;
 }
 
 /// From what is in the arrays to `result`.
@@ -296,8 +325,7 @@ void PetStep::Implementation::step(int64_t capacity) {
     // over atoms that makes the virial is FP64, too.
     auto strain = at::eye(3, cell.options()).requires_grad_(true);
     auto strained_cell = cell.matmul(strain).to(dtype);
-    auto found = backend.run_method(
-        "edges_of_system",
+    auto [batch_data, status] = backend.edges_of_system(
         inputs.matmul(strain).to(dtype),
         strained_cell,
         neighbors,
@@ -306,99 +334,62 @@ void PetStep::Implementation::step(int64_t capacity) {
         species,
         capacity
     );
-    auto edges = found.toTuple()->elements()[0].toGenericDict();
-    auto status = found.toTuple()->elements()[1].toTensor();
-    auto [values, gradients] = lean ? pass_lean(edges, strained_cell, {inputs, strain})
-                                    : pass_fast(edges, strained_cell, {inputs, strain});
+    auto [values, gradients] = lean ? pass_lean(batch_data, strained_cell, {inputs, strain})
+                                    : pass_fast(batch_data, strained_cell, {inputs, strain});
     auto no_gradient = at::NoGradGuard();
     // No pair of atoms is close if their distance is not a number, so the energies would be.
     auto nothing = 0.0 * (positions.sum() + cell.sum());
-    result.copy_(
-        at::cat(
-            {values[0].detach() + nothing,
-             gradients[0].reshape({-1}),
-             gradients[1].reshape({-1}),
-             status.to(at::kDouble),
-             values[1].to(at::kDouble)}
-        )
-    );
-}
-
-/// One layer's nodes, edges and messages.
-std::array<at::Tensor, 3> PetStep::Implementation::layer(
-    int64_t index, const at::Tensor &nodes, const at::Tensor &messages, const EdgeTensors &edges
-) {
-    auto outputs = backend.run_method("layer", index, nodes, messages, edges).toTuple();
-    return {
-        outputs->elements()[0].toTensor(),
-        outputs->elements()[1].toTensor(),
-        outputs->elements()[2].toTensor()
+    auto found = StepResult{
+        .energies = values.energies.detach() + nothing,
+        .position_gradient = gradients[0],
+        .strain_gradient = gradients[1],
+        .status = status,
+        .uncertainties = values.uncertainties
     };
+    result.copy_(found.concatenated());
 }
 
-variable_list PetStep::Implementation::heads(
-    const c10::IValue &node_features,
-    const c10::IValue &edge_features,
-    const EdgeTensors &edges,
-    const at::Tensor &strained_cell
+std::pair<PetBackend::Energies, variable_list> PetStep::Implementation::pass_fast(
+    const BatchData &batch_data, const at::Tensor &strained_cell, const variable_list &inputs
 ) {
-    auto outputs = backend
-                       .run_method(
-                           "energies_of_features",
-                           node_features,
-                           edge_features,
-                           edges,
-                           strained_cell,
-                           energy,
-                           uncertainty
-                       )
-                       .toTuple();
-    return {outputs->elements()[0].toTensor(), outputs->elements()[1].toTensor()};
+    auto values = backend.energies_of_edges(batch_data, strained_cell, energy, uncertainty);
+    return {values, gradients_of({values.energies}, inputs, {weights})};
 }
 
-std::pair<variable_list, variable_list> PetStep::Implementation::pass_fast(
-    const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
+std::pair<PetBackend::Energies, variable_list> PetStep::Implementation::pass_lean(
+    const BatchData &batch_data, const at::Tensor &strained_cell, const variable_list &inputs
 ) {
-    auto features = backend.run_method("calculate_features", edges, false).toTuple();
-    auto values = heads(features->elements()[0], features->elements()[1], edges, strained_cell);
-    features = {};
-    return {values, gradients_of({values[0]}, inputs, {weights})};
-}
-
-std::pair<variable_list, variable_list> PetStep::Implementation::pass_lean(
-    const EdgeTensors &edges, const at::Tensor &strained_cell, const variable_list &inputs
-) {
-    auto vectors = edges.at("edge_vectors").toTensor();
-    auto factors = edges.at("edge_cutoff_factors").toTensor();
+    auto vectors = batch_data.at(PetBackend::edge_vectors).toTensor();
+    auto factors = batch_data.at(PetBackend::edge_cutoff_factors).toTensor();
     auto leaf = [](const at::Tensor &tensor) { return tensor.detach().requires_grad_(true); };
     auto cut_vectors = leaf(vectors), cut_factors = leaf(factors);
-    edges.insert_or_assign("edge_vectors", cut_vectors);
-    edges.insert_or_assign("edge_cutoff_factors", cut_factors);
+    batch_data.insert_or_assign(PetBackend::edge_vectors, cut_vectors);
+    batch_data.insert_or_assign(PetBackend::edge_cutoff_factors, cut_factors);
 
     // Forward: what goes from layer to layer, and the features for the heads.
     auto nodes = variable_list(), messages = variable_list();
     auto node_features = c10::List<at::Tensor>(), edge_features = c10::List<at::Tensor>();
     {
         auto no_gradient = at::NoGradGuard();
-        auto first = backend.run_method("first_features", edges).toTuple();
-        nodes.push_back(first->elements()[0].toTensor());
-        messages.push_back(first->elements()[1].toTensor());
+        auto first = backend.first_features(batch_data);
+        nodes.push_back(first.nodes);
+        messages.push_back(first.messages);
         for (int64_t i = 0; i < num_layers; i++) {
-            auto outputs = layer(i, nodes.back(), messages.back(), edges);
+            auto outputs = backend.layer(i, {nodes.back(), messages.back()}, batch_data);
             if (i == num_layers - 1 || !feedforward) {
-                node_features.push_back(outputs[0]);
-                edge_features.push_back(outputs[1]);
+                node_features.push_back(outputs.nodes);
+                edge_features.push_back(outputs.edges);
             }
             if (i < num_layers - 1) {
-                nodes.push_back(outputs[0]);
-                messages.push_back(outputs[2]);
+                nodes.push_back(outputs.nodes);
+                messages.push_back(outputs.messages);
             }
         }
     }
     // Backward: the heads, and then layer by layer with its forward pass again.
     auto grad_node_features = variable_list(), grad_edge_features = variable_list();
     auto grad_vectors = at::zeros_like(vectors), grad_factors = at::zeros_like(factors);
-    auto values = variable_list();
+    auto values = PetBackend::Energies();
     {
         auto leaves = variable_list{cut_factors};
         auto node_leaves = c10::List<at::Tensor>(), edge_leaves = c10::List<at::Tensor>();
@@ -410,9 +401,11 @@ std::pair<variable_list, variable_list> PetStep::Implementation::pass_lean(
         }
         node_features.clear();
         edge_features.clear();
-        values = heads(node_leaves, edge_leaves, edges, strained_cell.detach());
-        auto gradients = gradients_of({values[0]}, leaves, {weights});
-        values[0] = values[0].detach();
+        values = backend.energies_of_features(
+            node_leaves, edge_leaves, batch_data, strained_cell.detach(), energy, uncertainty
+        );
+        auto gradients = gradients_of({values.energies}, leaves, {weights});
+        values.energies = values.energies.detach();
         grad_factors += gradients[0];
         for (size_t i = 1; i < gradients.size(); i += 2) {
             grad_node_features.push_back(gradients[i]);
@@ -426,7 +419,7 @@ std::pair<variable_list, variable_list> PetStep::Implementation::pass_lean(
         messages.pop_back();
         leaves.push_back(cut_vectors);
         leaves.push_back(cut_factors);
-        auto outputs = layer(i, leaves[0], leaves[1], edges);
+        auto outputs = backend.layer(i, {leaves[0], leaves[1]}, batch_data);
         // With the feedforward featurizer the features are the last layer's nodes and messages,
         // with the residual one the nodes go to the heads only.
         auto grad_edges = at::Tensor();
@@ -437,7 +430,9 @@ std::pair<variable_list, variable_list> PetStep::Implementation::pass_lean(
             grad_edge_features.pop_back();
         }
         auto gradients = gradients_of(
-            {outputs[0], outputs[1], outputs[2]}, leaves, {grad_nodes, grad_edges, grad_messages}
+            {outputs.nodes, outputs.edges, outputs.messages},
+            leaves,
+            {grad_nodes, grad_edges, grad_messages}
         );
         grad_nodes = gradients[0];
         grad_messages = gradients[1];
@@ -448,7 +443,6 @@ std::pair<variable_list, variable_list> PetStep::Implementation::pass_lean(
 }
 
 void PetStep::Implementation::capture() {
-    graph.reset();
     try {
         // What steps without a graph have left is of no use to it.
         at::accelerator::emptyCache();
@@ -491,11 +485,11 @@ PetStep::Result PetStep::evaluate(const at::Tensor &positions, const at::Tensor 
         self.cell.copy_(cell);
     }
     auto rows = self.positions.size(0);
-    auto host = at::Tensor();
+    auto found = StepResult();
     auto edges = int64_t(0);
     auto fetch = [&] {
-        host = self.result.to(at::kCPU);
-        edges = static_cast<int64_t>(host.const_data_ptr<double>()[4 * rows + 9]);
+        found = StepResult::in(self.result.to(at::kCPU), rows, self.uncertainty);
+        edges = static_cast<int64_t>(found.status.const_data_ptr<double>()[0]);
     };
 
     auto graphs = self.graph_problem.empty() && self.capture_problem.empty();
@@ -510,7 +504,7 @@ PetStep::Result PetStep::evaluate(const at::Tensor &positions, const at::Tensor 
         // time.
         done = edges <= self.edge_capacity;
         if (!done || 2 * edges + 1024 < self.edge_capacity) {
-            release();
+            self.invalidate();
         }
     }
     if (!done) {
@@ -532,18 +526,20 @@ PetStep::Result PetStep::evaluate(const at::Tensor &positions, const at::Tensor 
             self.edge_capacity = self.with_room(edges, 256);
         }
     }
-    auto status = host.const_data_ptr<double>() + 4 * rows + 9;
+    auto without_reverse = found.status.const_data_ptr<double>()[1];
     TORCH_CHECK(
-        status[1] == 0,
+        without_reverse == 0,
         "For ",
-        status[1],
+        without_reverse,
         " edges of PET there is no reverse one; this is an error of metatomic-tc."
     );
     return {
-        host.narrow(0, 0, self.owned),
-        self.uncertainty ? host.narrow(0, 4 * rows + 11, self.owned) : at::Tensor(),
-        host.narrow(0, rows, 3 * self.atoms).view({self.atoms, 3}),
-        host.narrow(0, 4 * rows, 9).view({3, 3})
+        .energies = found.energies.narrow(0, 0, self.owned),
+        .uncertainties =
+            self.uncertainty ? found.uncertainties.narrow(0, 0, self.owned) : at::Tensor(),
+        .position_gradient =
+            found.position_gradient.narrow(0, 0, 3 * self.atoms).view({self.atoms, 3}),
+        .strain_gradient = found.strain_gradient.view({3, 3})
     };
 }
 
@@ -579,8 +575,7 @@ int64_t PetStep::peak_memory() const {
 }
 
 void PetStep::release() {
-    implementation->graph.reset();
-    implementation->edge_capacity = -1;
+    implementation->invalidate();
     implementation->capture_problem.clear();
 }
 

@@ -2,7 +2,10 @@
 
 #include <ATen/Dispatch.h>
 
+#include "pet/arguments.hpp"
+#include "pet/gradients.hpp"
 #include "pet/kernels/tokens.hpp"
+#include "pet/spare_rows.hpp"
 #include "rows/run.hpp"
 
 namespace metatomic_tc {
@@ -10,16 +13,22 @@ namespace metatomic_tc {
 namespace {
 
 using at::Tensor;
-using pet::output;
-using pet::pointer;
+using pet::NormKind;
+using rows::output;
+using rows::pointer;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
+
+/// From what operators take.
+NormKind norm_kind(bool layer_norm) {
+    return layer_norm ? NormKind::layer : NormKind::rms;
+}
 
 /// The parameters of a norm, checked, and how they travel to the backward.
 struct NormTensors {
     Tensor weight, bias;
     double epsilon;
-    bool layer_norm;
+    NormKind kind;
 
     NormTensors(
         const pet::Arguments &arguments,
@@ -27,12 +36,11 @@ struct NormTensors {
         const Tensor &weight,
         const std::optional<Tensor> &bias,
         double epsilon,
-        bool layer_norm
+        NormKind kind
     )
-        : weight(arguments.values(weight, "weight", {width})), epsilon(epsilon),
-          layer_norm(layer_norm) {
+        : weight(arguments.values(weight, "weight", {width})), epsilon(epsilon), kind(kind) {
         TORCH_CHECK_VALUE(
-            layer_norm || !(bias.has_value() && bias->defined()),
+            kind == NormKind::layer || !(bias.has_value() && bias->defined()),
             "metatomic_tc's RMSNorm has no 'bias', but found one; give none, or layer_norm=True."
         );
         if (bias.has_value() && bias->defined()) {
@@ -42,20 +50,20 @@ struct NormTensors {
 
     NormTensors(const Tensor &weight, AutogradContext *context)
         : weight(weight), epsilon(context->saved_data["epsilon"].toDouble()),
-          layer_norm(context->saved_data["layer_norm"].toBool()) {}
+          kind(norm_kind(context->saved_data["layer_norm"].toBool())) {}
 
     void save(AutogradContext *context) const {
         context->saved_data["epsilon"] = epsilon;
-        context->saved_data["layer_norm"] = layer_norm;
+        context->saved_data["layer_norm"] = kind == NormKind::layer;
     }
 
     template <class T> pet::Norm<T> norm() const {
         return {
-            pointer<T>(weight),
-            pointer<T>(bias),
-            static_cast<T>(epsilon),
-            layer_norm,
-            static_cast<int>(weight.numel())
+            .weight = pointer<T>(weight),
+            .bias = pointer<T>(bias),
+            .epsilon = static_cast<T>(epsilon),
+            .kind = kind,
+            .width = static_cast<int>(weight.numel())
         };
     }
 };
@@ -77,24 +85,24 @@ struct ConcatenatedNorm : public torch::autograd::Function<ConcatenatedNorm> {
         const Tensor &weight,
         const std::optional<Tensor> &bias,
         double epsilon,
-        bool layer_norm
+        NormKind kind
     ) {
         auto below_autograd = at::AutoDispatchBelowADInplaceOrView();
         auto arguments = pet::Arguments(name, nodes);
         auto first = arguments.values(nodes, "nodes", {-1, -1});
         auto width = first.size(1);
         auto second = arguments.values(edges, "edges", {-1, width});
-        auto norm = NormTensors(arguments, width, weight, bias, epsilon, layer_norm);
+        auto norm = NormTensors(arguments, width, weight, bias, epsilon, kind);
         auto rows = first.size(0) + second.size(0);
         auto result = at::empty({rows, width}, nodes.options());
         AT_DISPATCH_FLOATING_TYPES(nodes.scalar_type(), name, [&] {
-            pet::run(
+            rows::run(
                 pet::ConcatenatedNorm<scalar_t>{
-                    norm.norm<scalar_t>(),
-                    pointer<scalar_t>(first),
-                    pointer<scalar_t>(second),
-                    first.size(0),
-                    output<scalar_t>(result)
+                    .norm = norm.norm<scalar_t>(),
+                    .first = pointer<scalar_t>(first),
+                    .second = pointer<scalar_t>(second),
+                    .first_rows = first.size(0),
+                    .output = output<scalar_t>(result)
                 },
                 rows,
                 nodes
@@ -117,16 +125,16 @@ struct ConcatenatedNorm : public torch::autograd::Function<ConcatenatedNorm> {
             result[0] = at::empty_like(saved[0]);
             result[1] = at::empty_like(saved[1]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-                pet::run(
+                rows::run(
                     pet::ConcatenatedNormBackward<scalar_t>{
-                        norm.norm<scalar_t>(),
-                        pointer<scalar_t>(saved[0]),
-                        pointer<scalar_t>(saved[1]),
-                        saved[0].size(0),
-                        pointer<scalar_t>(gradient),
-                        pointer<scalar_t>(direct),
-                        output<scalar_t>(result[0]),
-                        output<scalar_t>(result[1])
+                        .norm = norm.norm<scalar_t>(),
+                        .first = pointer<scalar_t>(saved[0]),
+                        .second = pointer<scalar_t>(saved[1]),
+                        .first_rows = saved[0].size(0),
+                        .gradient = pointer<scalar_t>(gradient),
+                        .grad_direct = pointer<scalar_t>(direct),
+                        .grad_first = output<scalar_t>(result[0]),
+                        .grad_second = output<scalar_t>(result[1])
                     },
                     rows,
                     gradient
@@ -146,7 +154,7 @@ struct ResidualNorm : public torch::autograd::Function<ResidualNorm> {
         const Tensor &weight,
         const std::optional<Tensor> &bias,
         double epsilon,
-        bool layer_norm
+        NormKind kind
     ) {
         auto below_autograd = at::AutoDispatchBelowADInplaceOrView();
         auto arguments = pet::Arguments(name, tokens);
@@ -165,19 +173,19 @@ struct ResidualNorm : public torch::autograd::Function<ResidualNorm> {
             edge_rows.size(0),
             " rows."
         );
-        auto norm = NormTensors(arguments, width, weight, bias, epsilon, layer_norm);
+        auto norm = NormTensors(arguments, width, weight, bias, epsilon, kind);
         auto nodes = at::empty({node_count, width}, tokens.options());
         auto sums = at::empty_like(edge_rows), normed = at::empty_like(edge_rows);
         AT_DISPATCH_FLOATING_TYPES(tokens.scalar_type(), name, [&] {
-            pet::run(
+            rows::run(
                 pet::ResidualNorm<scalar_t>{
-                    norm.norm<scalar_t>(),
-                    pointer<scalar_t>(token_rows),
-                    pointer<scalar_t>(edge_rows),
-                    node_count,
-                    output<scalar_t>(nodes),
-                    output<scalar_t>(sums),
-                    output<scalar_t>(normed)
+                    .norm = norm.norm<scalar_t>(),
+                    .tokens = pointer<scalar_t>(token_rows),
+                    .edges = pointer<scalar_t>(edge_rows),
+                    .node_rows = node_count,
+                    .nodes = output<scalar_t>(nodes),
+                    .sums = output<scalar_t>(sums),
+                    .normed = output<scalar_t>(normed)
                 },
                 token_rows.size(0),
                 tokens
@@ -199,15 +207,15 @@ struct ResidualNorm : public torch::autograd::Function<ResidualNorm> {
             auto grad_nodes = gradients[0], grad_sums = gradients[1], grad_normed = gradients[2];
             auto grad_tokens = at::empty({nodes + sums.size(0), sums.size(1)}, sums.options());
             AT_DISPATCH_FLOATING_TYPES(sums.scalar_type(), name, [&] {
-                pet::run(
+                rows::run(
                     pet::ResidualNormBackward<scalar_t>{
-                        norm.norm<scalar_t>(),
-                        pointer<scalar_t>(sums),
-                        nodes,
-                        pointer<scalar_t>(grad_nodes),
-                        pointer<scalar_t>(grad_sums),
-                        pointer<scalar_t>(grad_normed),
-                        output<scalar_t>(grad_tokens)
+                        .norm = norm.norm<scalar_t>(),
+                        .sums = pointer<scalar_t>(sums),
+                        .node_rows = nodes,
+                        .grad_nodes = pointer<scalar_t>(grad_nodes),
+                        .grad_sums = pointer<scalar_t>(grad_sums),
+                        .grad_normed = pointer<scalar_t>(grad_normed),
+                        .grad_tokens = output<scalar_t>(grad_tokens)
                     },
                     grad_tokens.size(0),
                     sums
@@ -236,15 +244,15 @@ struct ReversedPairNorm : public torch::autograd::Function<ReversedPairNorm> {
         auto values = arguments.values(x, "x", {-1, -1});
         auto indices = arguments.indices(reverse, "reverse", {values.size(0)}, values.size(0));
         auto width = 2 * values.size(1);
-        auto norm = NormTensors(arguments, width, weight, bias, epsilon, true);
+        auto norm = NormTensors(arguments, width, weight, bias, epsilon, NormKind::layer);
         auto result = at::empty({values.size(0), width}, x.options());
         AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), name, [&] {
-            pet::run(
+            rows::run(
                 pet::ReversedPairNorm<scalar_t>{
-                    norm.norm<scalar_t>(),
-                    pointer<scalar_t>(values),
-                    pointer<int>(indices),
-                    output<scalar_t>(result)
+                    .norm = norm.norm<scalar_t>(),
+                    .values = pointer<scalar_t>(values),
+                    .reverse = pointer<int>(indices),
+                    .output = output<scalar_t>(result)
                 },
                 values.size(0),
                 x
@@ -266,14 +274,14 @@ struct ReversedPairNorm : public torch::autograd::Function<ReversedPairNorm> {
             auto direct = gradients[1];
             result[0] = at::empty_like(saved[0]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-                pet::run(
+                rows::run(
                     pet::ReversedPairNormBackward<scalar_t>{
-                        norm.norm<scalar_t>(),
-                        pointer<scalar_t>(saved[0]),
-                        pointer<int>(saved[1]),
-                        pointer<scalar_t>(gradient),
-                        pointer<scalar_t>(direct),
-                        output<scalar_t>(result[0])
+                        .norm = norm.norm<scalar_t>(),
+                        .values = pointer<scalar_t>(saved[0]),
+                        .reverse = pointer<int>(saved[1]),
+                        .gradient = pointer<scalar_t>(gradient),
+                        .grad_direct = pointer<scalar_t>(direct),
+                        .grad_values = output<scalar_t>(result[0])
                     },
                     rows,
                     gradient
@@ -288,13 +296,13 @@ struct EdgeTokens : public torch::autograd::Function<EdgeTokens> {
 
     template <class T> static pet::EdgeTokens<T> tokens(const variable_list &tensors) {
         return {
-            pointer<T>(tensors[0]),
-            pointer<T>(tensors[1]),
-            pointer<T>(tensors[2]),
-            pointer<T>(tensors[3]),
-            pointer<int>(tensors[4]),
-            static_cast<int>(tensors[2].size(0)),
-            nullptr
+            .messages = pointer<T>(tensors[0]),
+            .vectors = pointer<T>(tensors[1]),
+            .geometry_weight = pointer<T>(tensors[2]),
+            .neighbor_table = pointer<T>(tensors[3]),
+            .neighbor_species = pointer<int>(tensors[4]),
+            .width = static_cast<int>(tensors[2].size(0)),
+            .output = nullptr
         };
     }
 
@@ -324,7 +332,7 @@ struct EdgeTokens : public torch::autograd::Function<EdgeTokens> {
         AT_DISPATCH_FLOATING_TYPES(vectors.scalar_type(), name, [&] {
             auto rows = tokens<scalar_t>(saved);
             rows.output = output<scalar_t>(result);
-            pet::run(rows, edges, vectors);
+            rows::run(rows, edges, vectors);
         });
         context->save_for_backward(saved);
         return result;
@@ -339,12 +347,12 @@ struct EdgeTokens : public torch::autograd::Function<EdgeTokens> {
             }
             result[1] = at::empty_like(saved[1]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
-                pet::run(
+                rows::run(
                     pet::EdgeTokensBackward<scalar_t>{
-                        tokens<scalar_t>(saved),
-                        pointer<scalar_t>(gradient),
-                        output<scalar_t>(result[0]),
-                        output<scalar_t>(result[1])
+                        .tokens = tokens<scalar_t>(saved),
+                        .gradient = pointer<scalar_t>(gradient),
+                        .grad_messages = output<scalar_t>(result[0]),
+                        .grad_vectors = output<scalar_t>(result[1])
                     },
                     gradient.size(0),
                     gradient
@@ -373,13 +381,13 @@ struct SegmentSum : public torch::autograd::Function<SegmentSum> {
         auto atoms = row_starts.numel() - 1;
         auto sums = at::empty({atoms, values.size(1)}, values.options());
         AT_DISPATCH_FLOATING_TYPES(values.scalar_type(), name, [&] {
-            pet::run(
+            rows::run(
                 pet::SegmentSum<scalar_t>{
-                    pointer<scalar_t>(saved[0]),
-                    pointer<scalar_t>(saved[1]),
-                    pointer<int>(saved[2]),
-                    static_cast<int>(values.size(1)),
-                    output<scalar_t>(sums)
+                    .values = pointer<scalar_t>(saved[0]),
+                    .factors = pointer<scalar_t>(saved[1]),
+                    .row_starts = pointer<int>(saved[2]),
+                    .width = static_cast<int>(values.size(1)),
+                    .sums = output<scalar_t>(sums)
                 },
                 atoms,
                 values
@@ -397,15 +405,15 @@ struct SegmentSum : public torch::autograd::Function<SegmentSum> {
             result[1] = at::zeros_like(saved[1]);
             AT_DISPATCH_FLOATING_TYPES(gradient.scalar_type(), name, [&] {
                 pet::clear_spare_rows<scalar_t>(result[0], saved[2], 0);
-                pet::run(
+                rows::run(
                     pet::SegmentSumBackward<scalar_t>{
-                        pointer<scalar_t>(saved[0]),
-                        pointer<scalar_t>(saved[1]),
-                        pointer<int>(saved[2]),
-                        static_cast<int>(gradient.size(1)),
-                        pointer<scalar_t>(gradient),
-                        output<scalar_t>(result[0]),
-                        output<scalar_t>(result[1])
+                        .values = pointer<scalar_t>(saved[0]),
+                        .factors = pointer<scalar_t>(saved[1]),
+                        .row_starts = pointer<int>(saved[2]),
+                        .width = static_cast<int>(gradient.size(1)),
+                        .gradient = pointer<scalar_t>(gradient),
+                        .grad_values = output<scalar_t>(result[0]),
+                        .grad_factors = output<scalar_t>(result[1])
                     },
                     gradient.size(0),
                     gradient
@@ -421,13 +429,13 @@ struct AverageReversed : public torch::autograd::Function<AverageReversed> {
     static Tensor average(const Tensor &first, const Tensor &second, const Tensor &reverse) {
         auto result = at::empty_like(second);
         AT_DISPATCH_FLOATING_TYPES(second.scalar_type(), name, [&] {
-            pet::run(
+            rows::run(
                 pet::AverageReversed<scalar_t>{
-                    pointer<scalar_t>(first),
-                    pointer<scalar_t>(second),
-                    pointer<int>(reverse),
-                    static_cast<int>(second.size(1)),
-                    output<scalar_t>(result)
+                    .first = pointer<scalar_t>(first),
+                    .second = pointer<scalar_t>(second),
+                    .reverse = pointer<int>(reverse),
+                    .width = static_cast<int>(second.size(1)),
+                    .output = output<scalar_t>(result)
                 },
                 second.size(0),
                 second
@@ -472,13 +480,13 @@ struct Sum : public torch::autograd::Function<Sum> {
         auto third = arguments.values(z, "z", {first.size(0), first.size(1)});
         auto result = at::empty_like(first);
         AT_DISPATCH_FLOATING_TYPES(x.scalar_type(), name, [&] {
-            pet::run(
+            rows::run(
                 pet::Sum<scalar_t>{
-                    pointer<scalar_t>(first),
-                    pointer<scalar_t>(second),
-                    pointer<scalar_t>(third),
-                    static_cast<int>(first.size(1)),
-                    output<scalar_t>(result)
+                    .first = pointer<scalar_t>(first),
+                    .second = pointer<scalar_t>(second),
+                    .third = pointer<scalar_t>(third),
+                    .width = static_cast<int>(first.size(1)),
+                    .output = output<scalar_t>(result)
                 },
                 first.size(0),
                 x
@@ -526,7 +534,7 @@ Tensor pet_norm(
         "."
     );
     auto none = at::empty({0, x.size(1)}, x.options());
-    return ConcatenatedNorm::apply(x, none, weight, bias, epsilon, layer_norm)[0];
+    return ConcatenatedNorm::apply(x, none, weight, bias, epsilon, norm_kind(layer_norm))[0];
 }
 
 std::tuple<Tensor, Tensor> pet_concatenated_norm(
@@ -538,7 +546,8 @@ std::tuple<Tensor, Tensor> pet_concatenated_norm(
     bool layer_norm
 ) {
     expect_frozen_norm(ConcatenatedNorm::name, weight, bias);
-    auto result = ConcatenatedNorm::apply(nodes, edges, weight, bias, epsilon, layer_norm);
+    auto result =
+        ConcatenatedNorm::apply(nodes, edges, weight, bias, epsilon, norm_kind(layer_norm));
     return {result[0], result[1]};
 }
 
@@ -551,7 +560,7 @@ std::tuple<Tensor, Tensor, Tensor> pet_residual_norm(
     bool layer_norm
 ) {
     expect_frozen_norm(ResidualNorm::name, weight, bias);
-    auto result = ResidualNorm::apply(tokens, edges, weight, bias, epsilon, layer_norm);
+    auto result = ResidualNorm::apply(tokens, edges, weight, bias, epsilon, norm_kind(layer_norm));
     return {result[0], result[1], result[2]};
 }
 

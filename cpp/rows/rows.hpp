@@ -21,10 +21,10 @@
 #define METATOMIC_TC_ADDS_TO(...) METATOMIC_TC_PRAGMA(omp simd reduction(+ : __VA_ARGS__))
 #endif
 
-/// The row operations of the PET backend, each written once for the CPU and for CUDA: a functor is
-/// called for every row with the lanes that share it, one on the CPU and a warp on the GPU. Sums
-/// have one fixed order per device, so that results are bit-identical from run to run.
-namespace metatomic_tc::pet {
+/// Row operations, each written once for the CPU and for CUDA: a functor is called for every row
+/// with the lanes that share it, one on the CPU and a warp on the GPU. Sums have one fixed order
+/// per device, so that results are bit-identical from run to run.
+namespace metatomic_tc::rows {
 
 /// Reads what the operation does not write. On a GPU such reads need not wait for earlier writes,
 /// which could be to the same place for all that the compiler knows.
@@ -66,7 +66,8 @@ template <class T> METATOMIC_TC_HOST_DEVICE T exponential(T x) {
 }
 
 /// 1 / (1 + exp(-x)), on a GPU without the branches of a division, which keep the compiler from
-/// reading ahead.
+/// reading ahead. The epilogue in product/wgmma has one of its own, whose division rounds more
+/// coarsely: to change either would change results in their last bits.
 template <class T> METATOMIC_TC_HOST_DEVICE T sigmoid(T x) {
     auto denominator = 1 + exponential(-x);
 #ifdef __CUDA_ARCH__
@@ -156,31 +157,8 @@ METATOMIC_TC_HOST_DEVICE void store_sums(const T (&values)[Count], T *output, La
     }
 }
 
-/// Sets the rows of `data` [rows, width] behind those of the last edge to 0. What works on edges by
-/// their atoms does not reach them, and what works on all rows should find numbers there.
-template <class T> struct ClearSpareRows {
-    /// of the atoms; the last one is the number of edges
-    const int *row_starts;
-    int64_t atoms;
-    /// in front of the first edge
-    int64_t offset;
-    int64_t rows, width;
-    /// how many of this are called
-    int64_t count;
-    T *data;
-
-    template <class Lanes>
-    METATOMIC_TC_HOST_DEVICE void operator()(int64_t part, Lanes lanes) const {
-        for (auto row = offset + row_starts[atoms] + part; row < rows; row += count) {
-            for (int64_t column = lanes.index(); column < width; column += lanes.count) {
-                data[row * width + column] = 0;
-            }
-        }
-    }
-};
-
 /// Calls `rows(row, Warp())` for `count` rows on the current CUDA device.
 /// @throws std::runtime_error if CUDA fails, or this build has no CUDA kernels
 template <class Rows> void launch_rows(const Rows &rows, int64_t count, void *stream);
 
-} // namespace metatomic_tc::pet
+} // namespace metatomic_tc::rows

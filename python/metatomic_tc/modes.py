@@ -131,7 +131,8 @@ def plan(
 def build_info() -> dict[str, Any]:
     """
     How the operator library was built: ``version``, ``torch``, ``cuda_architectures`` (empty
-    without CUDA), with CUDA ``cuda_version`` (as in :func:`hardware`), and ``minimum_features``
-    (layers with fewer input or output features stay in FP32).
+    without CUDA), with CUDA ``cuda_version`` (as in :func:`hardware`), ``minimum_features`` (layers
+    with fewer input or output features stay in FP32), and ``largest_head_size`` (the most columns
+    of a head of PET's attention on a GPU).
     """
     return json.loads(torch.ops.metatomic_tc.build_info())

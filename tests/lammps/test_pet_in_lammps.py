@@ -1,9 +1,13 @@
 """In LAMMPS the PET backend of metatomic-tc gives what that of metatrain gives in ASE."""
 
+import zipfile
+from pathlib import Path
+
 import ase
 import numpy as np
 import pytest
 import structures
+import torch
 from lammps_runs import assert_close
 from metatomic_tc.export import export
 
@@ -91,6 +95,48 @@ def test_lean_memory(run_lammps, flat_pet, ranks):
     assert "memory lean" in lean.log and "memory lean" not in fast.log
 
 
+def test_a_backend_with_an_unknown_interface(run_lammps, reference, tiny_pet, flat_pet, tmp_path):
+    """It runs as in every metatomic engine, and what cannot be done so says why."""
+    path = tmp_path / "future.pt"
+    rewrite_interface(flat_pet, path, 7)
+    atoms = structures.slab()
+    assert_close(run_lammps(atoms, path, ranks=2), reference(atoms, tiny_pet))
+    why = (
+        "the PET backend in the model has the interface 7, but this metatomic-tc drives the "
+        "interfaces 0 to 1; export the model again from its checkpoint, with metatomic-tc export"
+    )
+    error = run_lammps(atoms, path, options="device cpu memory lean").error
+    assert "memory lean is not possible" in error and why in error
+    # the same file with the number that it was written with can be driven
+    rewrite_interface(path, tmp_path / "present.pt", 1)
+    lean = run_lammps(atoms, tmp_path / "present.pt", options="device cpu memory lean")
+    assert_close(lean, reference(atoms, tiny_pet))
+
+
+def rewrite_interface(source, destination, interface):
+    """Another interface number in an exported model."""
+    extra = dict.fromkeys(archive_extras(source), "")
+    model = torch.jit.load(source, _extra_files=extra)
+    model.module.backend.interface = interface
+    torch.jit.save(model, destination, _extra_files=extra)
+
+
+def archive_extras(path):
+    """The names of what metatomic stores besides the module."""
+    with zipfile.ZipFile(path) as archive:
+        names = [name.partition("/")[2] for name in archive.namelist()]
+    return [name.removeprefix("extra/") for name in names if name.startswith("extra/")]
+
+
+def test_a_file_from_before_interfaces_had_numbers(run_lammps, reference):
+    path = Path(__file__).parent.parent / "data" / "pet-interface-0.pt"
+    atoms = structures.slab()
+    expected = reference(atoms, path)
+    for memory in ("fast", "lean"):
+        found = run_lammps(atoms, path, options=f"device cpu memory {memory}")
+        assert_close(found, expected)
+
+
 def test_lean_memory_needs_the_backend(run_lammps, tiny_pet):
     error = run_lammps(structures.water(), tiny_pet, options="device cpu memory lean").error
     assert "memory lean is not possible" in error and "backend of metatomic-tc" in error
@@ -147,6 +193,14 @@ def test_dynamics_on_a_gpu(run_lammps, flat_pet, tiny_pet, ranks):
     assert "are no CUDA graphs" not in graph.log
     np.testing.assert_allclose(graph.forces, stock.forces, atol=2e-3)
     np.testing.assert_allclose(graph.thermo[:, 2], stock.thermo[:, 2], atol=1e-4 * len(atoms))
+
+
+@pytest.mark.gpu
+def test_the_log_says_why_there_are_no_graphs(run_lammps, flat_pet, tmp_path):
+    path = tmp_path / "future.pt"
+    rewrite_interface(flat_pet, path, 7)
+    found = run_lammps(structures.water(), path, options="device cuda")
+    assert "no CUDA graphs since the PET backend in the model has the interface 7" in found.log
 
 
 @pytest.mark.gpu

@@ -49,8 +49,9 @@ def test_a_plain_model(tiny_pet, capsys):
     assert kernel in ("cpu-fp32", "cublas-fp32")
     # what really runs, on this machine
     here = modes.hardware("cuda" if torch.cuda.is_available() else "cpu")
-    assert shapes["64 -> 256", "2 x", "tf32x3"].split(", ")[0] == (
-        modes.plan("tf32x3", here, 2**20, 256, 64)["name"]
+    assert (
+        shapes["64 -> 256", "2 x", "tf32x3"].split(", ")[0]
+        == (modes.plan("tf32x3", here, 2**20, 256, 64)["name"])
     )
     parameters = next(line[1] for line in lines if line[:1] == ["parameters"])
     model = torch.jit.load(tiny_pet)

@@ -1,15 +1,27 @@
 """PetStep gives what the whole model gives, also in arrays with room to spare."""
 
+import json
+from pathlib import Path
+
+import ase
 import metatomic_tc
 import pytest
 import torch
 import vesin.metatomic
-from metatomic.torch import NeighborListOptions, System
-from metatomic_tc.pet import Step, replace_backend
+from metatomic.torch import (
+    NeighborListOptions,
+    System,
+    load_atomistic_model,
+    systems_to_torch,
+)
+from metatomic_tc.pet import Step, backend_of, replace_backend
 from test_pet_backend import CASES, SETTINGS, evaluate, pet_model, systems_of
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+DATA = Path(__file__).parent.parent / "data"
+#: so that arrays have room to spare on the CPU, too
+SPARE = 0.005
 #: without ZBL and charges
 STEP_CASES = [case for case in CASES if not case[7] and not case[8]]
 STEP_CASES += [
@@ -55,7 +67,7 @@ def assert_same(found, expected, tolerance=1e-10):
         torch.testing.assert_close(one, other.cpu().double(), rtol=0, atol=tolerance)
 
 
-@pytest.mark.parametrize("spare, lean", [(None, False), (0.02, False), (0.02, True)])
+@pytest.mark.parametrize("spare, lean", [(-1.0, False), (0.02, False), (0.02, True)])
 @pytest.mark.parametrize("case", STEP_CASES, ids=lambda case: "-".join(map(str, case)))
 def test_same_as_the_whole_model(case, spare, lean, device):
     model = trained_model(**dict(zip(SETTINGS, case, strict=True)))
@@ -64,11 +76,11 @@ def test_same_as_the_whole_model(case, spare, lean, device):
         (system,) = systems_of([name], model)
         step.set_structure(system.types, pairs_of(system))
         # with a graph the first step runs without it, and the second one captures it
-        for repeat in range(2 if spare is None else 4):
+        for repeat in range(2 if spare < 0 else 4):
             positions = (1.0 + 0.002 * repeat) * system.positions
             found = step(positions, system.cell)
             assert_same(found, expected_of(model, moved(system, positions)))
-    graphs = device.type == "cuda" and spare is not None
+    graphs = device.type == "cuda" and spare >= 0
     assert (step.graph_problem == "") == graphs
     assert (step.captures > 0) == graphs
 
@@ -77,7 +89,7 @@ def test_more_edges_than_there_is_room_for(device):
     model = trained_model(adaptive=None)
     (close,) = systems_of(["water"], model)
     wide = moved(close, 1.6 * close.positions, 1.6 * close.cell)
-    step = Step(model, device=device)
+    step = Step(model, device=device, spare=SPARE)
     step.set_structure(close.types, pairs_of(close, 7.0))
     for system in [wide, wide, close, close, wide, close]:
         assert_same(step(system.positions, system.cell), expected_of(model, system))
@@ -86,7 +98,7 @@ def test_more_edges_than_there_is_room_for(device):
 
 def test_a_much_smaller_structure(device):
     model = trained_model()
-    step = Step(model, device=device)
+    step = Step(model, device=device, spare=SPARE)
     for name in ["water", "one atom", "slab", "no pairs"]:
         (system,) = systems_of([name], model)
         step.set_structure(system.types, pairs_of(system, 9.0 if name == "slab" else 4.0))
@@ -97,7 +109,7 @@ def test_a_much_smaller_structure(device):
 def test_repeats_are_bit_identical(device):
     model = metatomic_tc.convert(trained_model(dtype=torch.float32), "tf32x3")
     (system,) = systems_of(["water"], model, torch.float32)
-    step = Step(model, device=device)
+    step = Step(model, device=device, spare=SPARE)
     step.set_structure(system.types, pairs_of(system))
     step(system.positions, system.cell)
     first = step(system.positions, system.cell)
@@ -150,7 +162,7 @@ def test_uncertainties(featurizer, device):
     found = evaluate(model, [system], [], outputs)
     expected = [found[name][:5, 0] for name in outputs]
     for lean in (False, True):
-        step = Step(model, device=device, lean=lean, uncertainty=True)
+        step = Step(model, device=device, spare=SPARE, lean=lean, uncertainty=True)
         step.set_structure(system.types, pairs_of(system), owned=5)
         for _ in range(3):
             energies, _, _ = step(system.positions, system.cell)
@@ -163,7 +175,7 @@ def test_uncertainties(featurizer, device):
 @pytest.mark.parametrize("full", [True, False])
 def test_metatomic_systems(full, device):
     model = trained_model()
-    step = Step(model, device=device)
+    step = Step(model, device=device, spare=SPARE)
     for name in ["crystal", "slab", "no pairs"]:
         (system,) = systems_of([name], model)
         expected = expected_of(model, system)
@@ -181,7 +193,7 @@ def test_metatomic_systems(full, device):
 def test_positions_that_are_no_numbers_give_none(wrong, device):
     model = trained_model()
     (system,) = systems_of(["water"], model)
-    step = Step(model, device=device)
+    step = Step(model, device=device, spare=SPARE)
     step.set_structure(system.types, pairs_of(system))
     positions = system.positions.clone()
     positions[3, 1] = wrong
@@ -193,7 +205,7 @@ def test_positions_that_are_no_numbers_give_none(wrong, device):
 def test_owned_atoms(device):
     model = trained_model()
     (system,) = systems_of(["slab"], model)
-    step = Step(model, device=device)
+    step = Step(model, device=device, spare=SPARE)
     step.set_structure(system.types, pairs_of(system), owned=3)
 
     def energy(x):
@@ -212,7 +224,7 @@ def test_modes(mode, device):
     model = trained_model(dtype=torch.float32)
     (system,) = systems_of(["water"], model, torch.float32)
     expected = expected_of(model, system)[1]
-    step = Step(metatomic_tc.convert(model, mode), device=device)
+    step = Step(metatomic_tc.convert(model, mode), device=device, spare=SPARE)
     step.set_structure(system.types, pairs_of(system))
     for _ in range(2):
         error = (step(system.positions, system.cell)[1] - expected).norm() / expected.norm()
@@ -259,3 +271,65 @@ def test_wrong_arguments():
     step.set_structure(system.types, pairs_of(system))
     with pytest.raises(ValueError, match=r"positions \[24, 3\]"):
         step(system.positions[1:], system.cell)
+
+
+# ---- exported files, whose TorchScript is frozen ------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def old_file():
+    """
+    A tiny PET in FP64, exported before the backend had the attribute ``interface``, and what
+    metatrain's own backend computed for it: a structure, and energies, forces and virial.
+    """
+    expected = json.loads((DATA / "pet-interface-0.json").read_text())
+    structure = [expected.pop(name) for name in ("symbols", "positions", "cell", "pbc")]
+    atoms = ase.Atoms(structure[0], structure[1], cell=structure[2], pbc=structure[3])
+    expected = {name: torch.tensor(x, dtype=torch.float64) for name, x in expected.items()}
+    return DATA / "pet-interface-0.pt", atoms, list(expected.values())
+
+
+def system_of(atoms, model):
+    (system,) = systems_to_torch([atoms], dtype=torch.float64)
+    vesin.metatomic.compute_requested_neighbors(system, "angstrom", model)
+    return system
+
+
+@pytest.mark.parametrize("lean", [False, True])
+def test_files_from_before_interfaces_had_numbers(old_file, lean, device):
+    path, atoms, expected = old_file
+    model = load_atomistic_model(path)
+    assert backend_of(model) == "tc"
+    assert not any(hasattr(module, "interface") for module in model.modules())
+    system = system_of(atoms, model)
+    step = Step(model, device=device, spare=SPARE, lean=lean)
+    step.set_system(system)
+    for _ in range(3):
+        assert_same(step(system.positions, system.cell), expected)
+    assert_same(expected_of(model, system), expected)
+
+
+def test_what_is_exported_now_has_a_number():
+    model = trained_model()
+    assert model.module.backend.interface == 1
+    assert torch.jit.script(model).module.backend.interface == 1
+
+
+@pytest.mark.parametrize("interface", [2, 7, -1])
+def test_interfaces_that_are_not_known(interface):
+    model = trained_model()
+    (system,) = systems_of(["slab"], model)
+    model = torch.jit.script(model)
+    step = Step(model, device="cpu")
+    step.set_system(system)
+    expected = step(system.positions, system.cell)
+    model.module.backend.interface = interface
+    assert backend_of(model) == "tc"
+    with pytest.raises(ValueError) as error:
+        Step(model, device="cpu")
+    assert (
+        f"the PET backend in the model has the interface {interface}, but this metatomic-tc drives "
+        "the interfaces 0 to 1; export the model again from its checkpoint, with metatomic-tc "
+        "export"
+    ) in str(error.value)
+    assert_same(expected_of(model, system), expected)

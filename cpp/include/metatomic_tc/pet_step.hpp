@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include <torch/script.h>
@@ -15,10 +14,7 @@ namespace metatomic_tc {
 /// out of them, and then it is captured anew. Lengths are in Å and energies in eV.
 class PetStep {
   public:
-    /// Usual room to spare, as a part of the arrays' rows.
-    static constexpr double default_spare = 0.005;
-
-    /// Why `model` cannot be used so, or "" if it can.
+    /// Why `model` cannot be used so, or "" if it can; then it runs as in every metatomic engine.
     ///
     /// @param model an exported metatomic model, or a module in one
     /// @param energy the output that is the energy
@@ -31,14 +27,13 @@ class PetStep {
     ///     change as long as this lives: the kernels keep them in a form of their own, which serves
     ///     all products with these parameters, one at a time
     /// @param energy, uncertainty as above
-    /// @param spare the part of the arrays' rows to have free when a graph is captured. Without
-    /// one there is no graph, and arrays are as large as they must be.
     /// @throws c10::Error if there is no such model
+    PetStep(const torch::jit::Module &model, const std::string &energy, bool uncertainty);
+    /// @param spare the part of the arrays' rows to have free when a graph is captured, in place of
+    ///     the usual one: 0.5 % on a GPU, and none on the CPU. Negative: none; then there is no
+    ///     graph, and arrays are as large as they must be.
     PetStep(
-        const torch::jit::Module &model,
-        const std::string &energy,
-        bool uncertainty,
-        std::optional<double> spare
+        const torch::jit::Module &model, const std::string &energy, bool uncertainty, double spare
     );
     ~PetStep();
 

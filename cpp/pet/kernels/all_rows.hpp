@@ -1,21 +1,24 @@
 #pragma once
 
 #include "edges.hpp"
+#include "spare_rows.hpp"
 #include "tokens.hpp"
 
-/// All row operations, for explicit instantiations of `launch_rows`.
+/// All row operations of PET, for explicit instantiations of `launch_rows` in its namespace.
 #define METATOMIC_TC_FOR_ALL_ROWS_OF(apply, T)                                                     \
-    apply(ClearSpareRows<T>) apply(AdaptiveCutoffs<T>) apply(AdaptiveCutoffsBackward<T>)           \
-        apply(SystemSums<T>) apply(SelectEdges<T>) apply(EdgeVectors<T>)                           \
-            apply(EdgeVectorsBackward<T>) apply(CutoffFactors<T>) apply(CutoffFactorsBackward<T>)  \
-                apply(ConcatenatedNorm<T>) apply(ConcatenatedNormBackward<T>)                      \
-                    apply(ResidualNorm<T>) apply(ResidualNormBackward<T>)                          \
-                        apply(ReversedPairNorm<T>) apply(ReversedPairNormBackward<T>)              \
-                            apply(EdgeTokens<T>) apply(EdgeTokensBackward<T>) apply(SegmentSum<T>) \
-                                apply(SegmentSumBackward<T>) apply(AverageReversed<T>)             \
-                                    apply(GluBackward<T>) apply(Sum<T>)
+    apply(pet::ClearSpareRows<T>) apply(pet::AdaptiveCutoffs<T>)                                   \
+        apply(pet::AdaptiveCutoffsBackward<T>) apply(pet::SystemSums<T>)                           \
+            apply(pet::SelectEdges<T>) apply(pet::EdgeVectors<T>)                                  \
+                apply(pet::EdgeVectorsBackward<T>) apply(pet::CutoffFactors<T>)                    \
+                    apply(pet::CutoffFactorsBackward<T>) apply(pet::ConcatenatedNorm<T>)           \
+                        apply(pet::ConcatenatedNormBackward<T>) apply(pet::ResidualNorm<T>)        \
+                            apply(pet::ResidualNormBackward<T>) apply(pet::ReversedPairNorm<T>)    \
+                                apply(pet::ReversedPairNormBackward<T>) apply(pet::EdgeTokens<T>)  \
+                                    apply(pet::EdgeTokensBackward<T>) apply(pet::SegmentSum<T>)    \
+                                        apply(pet::SegmentSumBackward<T>)                          \
+                                            apply(pet::AverageReversed<T>) apply(pet::Sum<T>)
 
 #define METATOMIC_TC_FOR_ALL_ROWS(apply)                                                           \
     METATOMIC_TC_FOR_ALL_ROWS_OF(apply, float)                                                     \
     METATOMIC_TC_FOR_ALL_ROWS_OF(apply, double)                                                    \
-    apply(ReverseEdges)
+    apply(pet::ReverseEdges)

@@ -15,6 +15,9 @@ namespace metatomic_tc::pet {
 /// The smallest cutoff factor that counts as such, as in metatrain.
 constexpr double smallest_factor = 1e-15;
 
+/// Columns of a head, on a GPU.
+constexpr int largest_head_size = 128;
+
 template <class T> struct Attention {
     /// [atoms + edges, 3, heads, head_size]: queries, keys and values. Rows below `atoms` are
     /// centres, the others edges in rows by their centre.
@@ -66,7 +69,7 @@ template <class T> struct AtomTokens {
     }
 };
 
-/// On the current CUDA device, for head sizes up to 128.
+/// On the current CUDA device, for head sizes up to `largest_head_size`.
 /// @throws std::runtime_error if CUDA fails, or this build has no CUDA kernels
 template <class T> void launch_attention(const Attention<T> &attention, void *stream);
 template <class T> void launch_attention(const AttentionBackward<T> &attention, void *stream);

@@ -8,6 +8,8 @@
 /// The attention of one atom at a time on the CPU.
 namespace metatomic_tc::pet {
 
+using namespace rows;
+
 /// A matrix in rows, whose sizes are filled up with zeros to whole blocks.
 template <class T> struct SmallMatrix {
     static constexpr int block = 8;

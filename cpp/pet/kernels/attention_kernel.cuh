@@ -523,14 +523,12 @@ template <int Highest, int Slots, class Work> __device__ void for_all_tokens(int
     auto turns = (count + Slots * Highest - 1) / (Slots * Highest);
     auto needed = (count + Slots * turns - 1) / (Slots * turns);
     // one row takes about as long as two
-    with_rows < Highest<2 ? Highest : 2, Highest>(
-                    needed,
-                    [&](auto rows) {
-                        for (int first = 0; first < count; first += rows * Slots) {
-                            work(rows, first);
-                        }
-                    }
-                );
+    constexpr int lowest = Highest < 2 ? Highest : 2;
+    with_rows<lowest, Highest>(needed, [&](auto rows) {
+        for (int first = 0; first < count; first += rows * Slots) {
+            work(rows, first);
+        }
+    });
 }
 
 template <class T, class Part>
@@ -614,6 +612,7 @@ void launch_head_size(int head_size, const Arguments &arguments, void *stream) {
     } else if (head_size <= 64) {
         launch_part<T, Head<T, 8, 8>>(arguments, stream);
     } else {
+        static_assert(largest_head_size == 16 * 8);
         launch_part<T, Head<T, 16, 8>>(arguments, stream);
     }
 }

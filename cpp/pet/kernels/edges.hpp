@@ -6,6 +6,8 @@
 /// PET (pet/modules/structures.py, adaptive_cutoff.py and utilities.py), with analytic gradients.
 namespace metatomic_tc::pet {
 
+using namespace rows;
+
 /// What keeps a distance from zero, as in metatrain.
 constexpr double distance_offset = 1e-15;
 

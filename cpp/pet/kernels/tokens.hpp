@@ -5,21 +5,29 @@
 /// Row operations on the features of PET's nodes and edges: [rows, width], contiguous.
 namespace metatomic_tc::pet {
 
+using namespace rows;
+
+/// Its numbers are those of `subtracts_mean`, whose machine code is that of a bool.
+enum class NormKind : bool { rms = false, layer = true };
+
 /// RMSNorm without a bias or LayerNorm of a row.
 template <class T> struct Norm {
     const T *weight;
     /// null for none
     const T *bias;
     T epsilon;
-    /// subtracts the mean
-    bool layer_norm;
+    NormKind kind;
     int width;
+
+    METATOMIC_TC_HOST_DEVICE bool subtracts_mean() const {
+        return static_cast<bool>(kind);
+    }
 
     /// `(x - mean) * scale` is the row before the weights. `row(c)` is its column c.
     template <class Row, class Lanes>
     METATOMIC_TC_HOST_DEVICE void statistics(Row row, T &mean, T &scale, Lanes lanes) const {
         mean = 0;
-        if (layer_norm) {
+        if (subtracts_mean()) {
             T sum = 0;
             METATOMIC_TC_ADDS_TO(sum)
             for (int c = lanes.index(); c < width; c += lanes.count) {
@@ -46,7 +54,7 @@ template <class T> struct Norm {
         }
     }
 
-    /// The means over the row of `gradient * weight` (0 without `layer_norm`) and of that times the
+    /// The means over the row of `gradient * weight` (0 for RMSNorm) and of that times the
     /// normalized row.
     template <class Row, class Gradient, class Lanes>
     METATOMIC_TC_HOST_DEVICE void
@@ -58,7 +66,7 @@ template <class T> struct Norm {
             sum += weighted;
             product += weighted * (row(c) - mean);
         }
-        first = layer_norm ? lanes.sum(sum) / T(width) : T(0);
+        first = subtracts_mean() ? lanes.sum(sum) / T(width) : T(0);
         second = lanes.sum(product) * scale / T(width);
     }
 };
@@ -484,29 +492,6 @@ template <class T> struct AverageReversed {
                 sum += read(first + row * width + c);
             }
             output[row * width + c] = T(0.5) * sum;
-        }
-    }
-};
-
-/// The gradient of the columns of `product` [rows, 2 width], which are values and then gates, from
-/// that of `values * sigmoid(gates)`.
-template <class T> struct GluBackward {
-    /// [rows, width]
-    const T *gradient;
-    const T *product;
-    int width;
-    /// like `product`
-    T *output;
-
-    template <class Lanes>
-    METATOMIC_TC_HOST_DEVICE void operator()(int64_t row, Lanes lanes) const {
-        auto *upper = gradient + row * width, *values = product + row * 2 * width;
-        auto *result = output + row * 2 * width;
-        for (int c = lanes.index(); c < width; c += lanes.count) {
-            auto part = sigmoid(read(values + width + c));
-            auto value = part * read(upper + c);
-            result[c] = value;
-            result[width + c] = (1 - part) * value * read(values + c);
         }
     }
 };

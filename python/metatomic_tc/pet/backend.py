@@ -18,6 +18,9 @@ class FlatPETBackend(torch.nn.Module):
     the factors are ones ``[N, 1]``, and ``batch_data["padding_mask"]``, which metatrain adds up to
     count the neighbors, is their number ``[N, 1]``. Inference only: parameters have no gradients.
 
+    What is scripted here is frozen in the files that users export. ``PetBackend`` in
+    cpp/pet/backend.hpp lists what C++ calls and reads of it.
+
     :param stock: a ``PETBackend`` that :func:`replace.reason_for_stock` has nothing against. Its
         linear layers, embeddings and heads are used, not copied.
     :param cutoff_width_adaptive: as in :meth:`preprocess`, for :meth:`edges_of_system`
@@ -34,6 +37,10 @@ class FlatPETBackend(torch.nn.Module):
     cutoff_width: Final[float]
     num_neighbors: Final[float]
     cutoff_width_adaptive: Final[float]
+    #: To be raised when what C++ calls or reads here changes, names, shapes or meaning; with
+    #: PetBackend in cpp/pet/backend.hpp, which also says what the earlier ones are. Files without
+    #: this number are those of interface 0.
+    interface: int
     energy_targets: list[str]
     num_layers: int
 
@@ -45,6 +52,7 @@ class FlatPETBackend(torch.nn.Module):
         uncertainty: Tensor,
     ):
         super().__init__()
+        self.interface = 1
         self.feedforward = stock.featurizer_type == "feedforward"
         self.adaptive = "none"
         self.num_neighbors = 0.0
@@ -106,7 +114,7 @@ class FlatPETBackend(torch.nn.Module):
         :return: the tensors that the other methods and metatrain's PET read
         :raises RuntimeError: if a pair is in the list in one direction only
         """
-        neighbors, cell_shifts, row_starts = pairs.sort_by_center(
+        neighbors, cell_shifts, row_starts = torch.ops.metatomic_tc.pet_sort_by_center(
             centers, neighbors, cell_shifts, len(positions)
         )
         batch_data, status = self.edges_of_pairs(
@@ -413,6 +421,16 @@ class FlatPETBackend(torch.nn.Module):
                     blocks[0] = stress_of_atoms(blocks[0], cells, system_indices)
 
         return predictions, node_features, edge_features
+
+    @torch.jit.export
+    def energies_of_edges(
+        self, batch_data: dict[str, Tensor], cell: Tensor, target: str, uncertainty: bool
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`calculate_features` and :meth:`energies_of_features`."""
+        node_features, edge_features = self.calculate_features(batch_data, False)
+        return self.energies_of_features(
+            node_features, edge_features, batch_data, cell, target, uncertainty
+        )
 
     @torch.jit.export
     def energies_of_features(

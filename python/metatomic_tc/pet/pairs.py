@@ -1,29 +1,9 @@
-"""From the neighbor list to PET's edges: rows by centre, cutoffs, vectors, reverse edges."""
+"""Between pairs and PET's edges: reverse edges, and the cutoffs of the method "grid"."""
 
 import math
 
 import torch
 from torch import Tensor
-
-
-def sort_by_center(
-    centers: Tensor, neighbors: Tensor, cell_shifts: Tensor, num_atoms: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """
-    The pairs in rows by their centre, in their order otherwise.
-
-    :param centers: ``[P]``, integers
-    :param neighbors: ``[P]``, integers
-    :param cell_shifts: ``[P, 3]``, integers
-    :return: neighbors, cell shifts and the ``num_atoms + 1`` starts of the rows, all int32
-    """
-    sorted_centers, order = torch.sort(centers.to(torch.int32), stable=True)
-    atoms = torch.arange(num_atoms + 1, dtype=torch.int32, device=centers.device)
-    return (
-        neighbors.to(torch.int32).index_select(0, order),
-        cell_shifts.to(torch.int32).index_select(0, order),
-        torch.searchsorted(sorted_centers, atoms, out_int32=True),
-    )
 
 
 def reverse_edges(

@@ -4,11 +4,10 @@ import copy
 
 import torch
 
+from ..modes import build_info
+
 #: the only place that knows which metatrain this backend is made for
 METATRAIN_VERSIONS = ["2026.4.1"]
-
-#: of the attention kernels for GPUs
-MAX_HEAD_SIZE = 128
 
 #: the modules of metatrain's backend; another one computes something that is not known here
 KNOWN_MODULES = {
@@ -48,10 +47,11 @@ def reason_for_stock(pet: torch.nn.Module) -> str | None:
         return "the model has long-range features"
     backend = pet.backend
     head_size = backend.d_pet // backend.num_heads
-    if head_size > MAX_HEAD_SIZE:
+    largest = build_info()["largest_head_size"]
+    if head_size > largest:
         return (
             f"its attention heads have {head_size} columns, and the backend has kernels for up to "
-            f"{MAX_HEAD_SIZE}"
+            f"{largest}"
         )
     for module in backend.modules():
         kind = type(module)
@@ -163,9 +163,11 @@ def uncertainty_of(model: torch.nn.Module) -> torch.Tensor:
 def backend_of(model: torch.nn.Module) -> str | None:
     """``tc`` or ``stock`` for a PET model, scripted or not; None for other models."""
     for module in model.modules():
-        name = getattr(module, "original_name", type(module).__name__)
-        if name in ("FlatPETBackend", "PETBackend"):
-            return "tc" if name == "FlatPETBackend" else "stock"
+        # PetBackend in cpp/pet/backend.cpp knows it by the same attribute.
+        if hasattr(module, "energy_targets"):
+            return "tc"
+        if getattr(module, "original_name", type(module).__name__) == "PETBackend":
+            return "stock"
     return None
 
 

@@ -6,14 +6,6 @@ import torch
 from metatomic.torch import AtomisticModel, System
 from torch import Tensor
 
-#: The ``spare`` of the pair style on a GPU
-USUAL_SPARE = 0.005
-
-
-def usual_spare(device: torch.device | str) -> float | None:
-    """``spare`` of the steps of the pair style: none where there is no graph that it is for."""
-    return USUAL_SPARE if torch.device(device).type == "cuda" else None
-
 
 class Step:
     """
@@ -26,7 +18,8 @@ class Step:
     :param energy: the output that is the energy
     :param device: ``cpu``, ``cuda`` or ``cuda:N``
     :param spare: the part of arrays to have free for more atoms, pairs and edges when a graph is
-        captured. None: no graph.
+        captured. By default that of the pair style: some on a GPU, and none on the CPU, where there
+        is no graph. Negative: none, and no graph.
     :param lean: keep less for the backward pass, which then computes the layers once more: about
         half of the memory in 1.4 times the time
     :param uncertainty: also compute the uncertainties of the energies, of an LLPR model; see
@@ -39,7 +32,7 @@ class Step:
         model: AtomisticModel,
         energy: str = "energy",
         device: torch.device | str = "cuda",
-        spare: float | None = USUAL_SPARE,
+        spare: float | None = None,
         lean: bool = False,
         uncertainty: bool = False,
     ):
@@ -48,12 +41,7 @@ class Step:
         torch.jit.save(scripted, buffer)
         content = torch.frombuffer(bytearray(buffer.getvalue()), dtype=torch.uint8)
         self._step = torch.classes.metatomic_tc.PetStep(
-            content,
-            energy,
-            uncertainty,
-            torch.device(device),
-            -1.0 if spare is None else spare,
-            lean,
+            content, energy, uncertainty, torch.device(device), spare, lean
         )
         #: of the energies in the last step, in eV on the CPU; None if not asked for
         self.uncertainties: Tensor | None = None

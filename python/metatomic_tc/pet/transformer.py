@@ -8,7 +8,7 @@ from torch import Tensor
 
 class Norm(torch.nn.Module):
     """
-    The parameters of a RMSNorm or LayerNorm; :meth:`forward` applies it to rows.
+    A RMSNorm or LayerNorm of rows.
 
     :param stock: a ``torch.nn.RMSNorm`` or ``torch.nn.LayerNorm`` of one dimension
     """
@@ -33,6 +33,26 @@ class Norm(torch.nn.Module):
         """``[R, d]`` to ``[R, d]``."""
         return torch.ops.metatomic_tc.pet_norm(
             x, self.weight, self.bias, self.epsilon(x.dtype), self.layer_norm
+        )
+
+    def concatenated(self, nodes: Tensor, edges: Tensor) -> tuple[Tensor, Tensor]:
+        """
+        :param nodes: ``[N, d]``
+        :param edges: ``[E, d]``
+        :return: the norms of both ``[N + E, d]``; and ``edges``, to be used from here on
+        """
+        return torch.ops.metatomic_tc.pet_concatenated_norm(
+            nodes, edges, self.weight, self.bias, self.epsilon(edges.dtype), self.layer_norm
+        )
+
+    def residual(self, tokens: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """
+        :param tokens: ``[N + E, d]``
+        :param edges: ``[E, d]``
+        :return: the first N tokens, the sums of the others and the edges, and the sums' norms
+        """
+        return torch.ops.metatomic_tc.pet_residual_norm(
+            tokens, edges, self.weight, self.bias, self.epsilon(edges.dtype), self.layer_norm
         )
 
 
@@ -78,23 +98,9 @@ class TransformerLayer(torch.nn.Module):
         """
         narrow = self.center_contraction(nodes)
         if self.norm_first:
-            tokens, edges = torch.ops.metatomic_tc.pet_concatenated_norm(
-                narrow,
-                edges,
-                self.norm_attention.weight,
-                self.norm_attention.bias,
-                self.norm_attention.epsilon(edges.dtype),
-                self.norm_attention.layer_norm,
-            )
+            tokens, edges = self.norm_attention.concatenated(narrow, edges)
             tokens = self.attention(tokens, cutoff_factors, row_starts)
-            narrow, edges, normed = torch.ops.metatomic_tc.pet_residual_norm(
-                tokens,
-                edges,
-                self.norm_mlp.weight,
-                self.norm_mlp.bias,
-                self.norm_mlp.epsilon(edges.dtype),
-                self.norm_mlp.layer_norm,
-            )
+            narrow, edges, normed = self.norm_mlp.residual(tokens, edges)
             edges = edges + self.mlp(normed)
         else:
             tokens = torch.cat([narrow, edges])

@@ -79,11 +79,11 @@ class Evaluator:
 
     def timed_step(self, system):
         """A function without arguments that does a step as the pair style does it."""
-        from ..pet.step import Step, usual_spare
+        from ..pet.step import Step
 
         (name,) = self._options.outputs
         try:
-            step = Step(self.model, name, self._device, usual_spare(self._device))
+            step = Step(self.model, name, self._device)
         except ValueError:  # not PET with the backend of metatomic-tc
             return lambda: self.step(system)
         step.set_system(system)

@@ -1,0 +1,10 @@
+#include "glu_backward.hpp"
+
+#include "rows/no_cuda.hpp"
+
+namespace metatomic_tc::rows {
+
+template void launch_rows(const GluBackward<float> &, int64_t, void *);
+template void launch_rows(const GluBackward<double> &, int64_t, void *);
+
+} // namespace metatomic_tc::rows
