@@ -39,8 +39,8 @@ struct ModelOptions {
   bool uncertainty = true;
   /// In units of energy; without a value 0.1 eV. With one the model must have an uncertainty.
   std::optional<double> uncertainty_threshold;
-  /// What the forward pass keeps in memory for the backward pass: all (fast), or little, in four
-  /// thirds of the time (lean). Of the two, automatic is the one that there is memory for.
+  /// What the forward pass keeps in memory for the backward pass: all (fast), or little, in 1.4
+  /// times the time (lean). Of the two, automatic is the one that there is memory for.
   enum class MemoryUse { automatic, fast, lean };
   MemoryUse memory = MemoryUse::automatic;
   /// Wait for the device where times are taken.
@@ -186,10 +186,6 @@ private:
   struct Implementation;
   std::unique_ptr<Implementation> implementation_;
 };
-
-/// The message of an exception of torch, metatomic or the standard library in one line, without
-/// the traces of TorchScript and C++.
-std::string one_line(const std::exception &error);
 
 /// @throws std::invalid_argument when `pattern` is none of layers, see `metatomic_tc::LayerPattern`
 void check_layers(const std::string &pattern);
