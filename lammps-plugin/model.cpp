@@ -3,13 +3,13 @@
 #include "model.h"
 
 #include "cell_list.h"
+#include "messages.h"
+#include "model_file.h"
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <iomanip>
 #include <optional>
 #include <sstream>
@@ -17,7 +17,6 @@
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/DeviceGuard.h>
-#include <caffe2/serialize/inline_container.h>
 #include <torch/csrc/jit/runtime/graph_executor.h>
 #include <torch/cuda.h>
 #include <torch/script.h>
@@ -33,31 +32,6 @@
 #include "metatomic_tc/pet_step.hpp"
 
 namespace metatomic_tc::lammps {
-
-// ---- messages
-// ------------------------------------------------------------------------------------
-
-std::string one_line(const std::exception &error) {
-  std::string text = error.what();
-  if (const auto *torch_error = dynamic_cast<const c10::Error *>(&error))
-    text = torch_error->what_without_backtrace();
-
-  // TorchScript: a trace of the model's code, and at its end the exception that matters.
-  for (const char *marker : {"RuntimeError: ", "torch.jit.Error: ", "builtins."}) {
-    const auto position = text.rfind(marker);
-    if (position != std::string::npos)
-      text = text.substr(position + std::string(marker).size());
-  }
-  const auto trace = text.find("\nException raised from");
-  if (trace != std::string::npos)
-    text = text.substr(0, trace);
-
-  std::istringstream words(text);
-  std::string line;
-  for (std::string word; words >> word;)
-    line += (line.empty() ? "" : " ") + word;
-  return line.empty() ? "unknown error" : line;
-}
 
 void check_mode(const std::string &mode) {
   parse_mode(mode);
@@ -76,70 +50,11 @@ static std::string join(const std::vector<int64_t> &numbers) {
   return text;
 }
 
-/// Tells apart what users give instead of an exported model.
-static void check_file(const std::string &path) {
-  const std::string export_it =
-      "; give the .pt file that \"metatomic-tc export\" or \"mtt export\" "
-      "wrote";
-  if (std::filesystem::is_directory(path))
-    throw std::runtime_error(path + " is a directory, not a model" + export_it);
-  std::ifstream file(path, std::ios::binary);
-  if (!file.good())
-    throw std::runtime_error("cannot read the model file " + path +
-                             ": it was looked for from the current directory and in those of "
-                             "LAMMPS_POTENTIALS");
-  std::string start(2, '\0');
-  file.read(start.data(), 2);
-  file.close();
-
-  const auto ends_with = [&](const std::string &end) {
-    return path.size() >= end.size() &&
-           path.compare(path.size() - end.size(), end.size(), end) == 0;
-  };
-  const std::string is_checkpoint =
-      path + " is a checkpoint, not an exported model: run \"metatomic-tc export " + path +
-      "\" and use the .pt file it writes";
-  if (ends_with(".ckpt"))
-    throw std::runtime_error(is_checkpoint);
-
-  std::optional<caffe2::serialize::PyTorchStreamReader> archive;
-  try {
-    archive.emplace(path);
-  } catch (const std::exception &) {
-    if (start == "PK")
-      throw std::runtime_error(path + " is not a metatomic model: it is a damaged or incomplete "
-                                      "archive; copy or download the file again");
-    throw std::runtime_error(path +
-                             " is not a metatomic model: it is not a TorchScript file at "
-                             "all" +
-                             export_it);
-  }
-  if (!archive->hasRecord("constants.pkl")) {
-    if (archive->hasRecord("data.pkl"))
-      throw std::runtime_error(is_checkpoint);
-    throw std::runtime_error(path +
-                             " is not a metatomic model: it is an archive without a "
-                             "TorchScript module in it" +
-                             export_it);
-  }
-  if (!archive->hasRecord("extra/metatomic-version")) {
-    if (archive->hasRecord("extra/metatensor-version"))
-      throw std::runtime_error(path +
-                               " is a model for metatensor, from before metatomic: export it "
-                               "again from its checkpoint, with \"metatomic-tc export\"");
-    throw std::runtime_error(path + " is not a metatomic model: it is a TorchScript file that was "
-                                    "not written by metatomic's AtomisticModel.save");
-  }
-}
-
 /// metatensor warns about files written by its older versions, and metatomic about what authors of
 /// models left out, on every rank; whoever runs a model can do nothing about it.
 class NoWarnings : public c10::WarningHandler {
   void process(const c10::Warning &) override {}
 };
-
-// ---- Model
-// ---------------------------------------------------------------------------------------
 
 /// A neighbor list the model asks for.
 struct NeighborRequest {

@@ -187,10 +187,6 @@ private:
   std::unique_ptr<Implementation> implementation_;
 };
 
-/// The message of an exception of torch, metatomic or the standard library in one line, without
-/// the traces of TorchScript and C++.
-std::string one_line(const std::exception &error);
-
 /// @throws std::invalid_argument when `pattern` is none of layers, see `metatomic_tc::LayerPattern`
 void check_layers(const std::string &pattern);
 

@@ -9,7 +9,9 @@
 #include "elements.h"
 #include "error.h"
 #include "force.h"
+#include "keywords.h"
 #include "memory.h"
+#include "messages.h"
 #include "modify.h"
 #include "neigh_list.h"
 #include "neighbor.h"
@@ -21,9 +23,7 @@
 #include <cmath>
 #include <cstring>
 #include <iterator>
-#include <map>
 #include <numeric>
-#include <string_view>
 
 using namespace LAMMPS_NS;
 namespace mtc = metatomic_tc::lammps;
@@ -87,25 +87,7 @@ void PairMetatomicTC::allocate() {
     }
 }
 
-// ---- commands
-// ------------------------------------------------------------------------------------
-
-static constexpr std::string_view keywords[] = {"device",
-                                                "extensions",
-                                                "check_consistency",
-                                                "fallback",
-                                                "layers",
-                                                "scale",
-                                                "variant",
-                                                "variant/energy",
-                                                "variant/energy_uncertainty",
-                                                "variant/non_conservative_force",
-                                                "variant/non_conservative_forces",
-                                                "variant/non_conservative_stress",
-                                                "non_conservative",
-                                                "uncertainty_threshold",
-                                                "memory",
-                                                "profile"};
+// ---- commands -----------------------------------------------------------------------------------
 
 /// Units of LAMMPS as metatomic writes them, and the unit of mass in g/mol.
 struct UnitStyle {
@@ -117,128 +99,18 @@ static constexpr UnitStyle unit_styles[] = {{"metal", "angstrom", "eV", 1.0},
                                             {"si", "meter", "joule", 6.02214076e26},
                                             {"electron", "bohr", "hartree", 1.0}};
 
-/// "device, extensions, ... and profile"
-static std::string keyword_list() {
-  std::string text(keywords[0]);
-  for (size_t i = 1; i < std::size(keywords); i++) {
-    text += i + 1 == std::size(keywords) ? " and " : ", ";
-    text += keywords[i];
-  }
-  return text;
-}
-
 void PairMetatomicTC::settings(int narg, char **arg) {
   if (narg < 1)
     error->all(FLERR, "pair_style metatomic-tc needs a mode: pair_style metatomic-tc MODE "
                       "[keyword value ...], e.g. pair_style metatomic-tc tf32x3");
 
-  mtc::ModelOptions options;
-  options.mode = arg[0];
-  std::string problem;
-  try {
-    mtc::check_mode(options.mode);
-  } catch (const std::exception &invalid) {
-    problem = mtc::one_line(invalid);
-  }
-  if (!problem.empty())
+  mtc::Settings settings;
+  if (const auto problem = mtc::parse_settings(narg, arg, lmp, settings); !problem.empty())
     error->all(FLERR, "pair_style metatomic-tc: " + problem);
 
-  double scale = 1.0;
-  bool profile = false;
-  std::map<std::string, std::string> given;
-  for (int i = 1; i < narg; i += 2) {
-    const std::string keyword = arg[i];
-    if (std::find(std::begin(keywords), std::end(keywords), keyword) == std::end(keywords))
-      error->all(FLERR, "pair_style metatomic-tc: unknown keyword '" + keyword +
-                            "', the keywords are " + keyword_list());
-    if (i + 1 >= narg)
-      error->all(FLERR, "pair_style metatomic-tc: keyword '" + keyword + "' has no value");
-    const std::string value = arg[i + 1];
-    if (!given.emplace(keyword, value).second)
-      error->all(FLERR, "pair_style metatomic-tc: keyword '" + keyword +
-                            "' is given twice; give each of " + keyword_list() + " at most once");
-
-    const auto must_be = [&](const std::string &what) {
-      error->all(FLERR, "pair_style metatomic-tc: " + keyword + " must be " + what + ", not '" +
-                            value + "'");
-    };
-    const bool yes = value == "yes" || value == "on" || value == "true";
-    const bool no = value == "no" || value == "off" || value == "false";
-    if (keyword == "device") {
-      const bool numbered = value.size() > 5 && value.size() < 9 &&
-                            value.compare(0, 5, "cuda:") == 0 &&
-                            value.find_first_not_of("0123456789", 5) == std::string::npos;
-      if (value != "cpu" && value != "cuda" && !numbered)
-        must_be("cpu, cuda or cuda:N");
-      options.device = value;
-    } else if (keyword == "extensions") {
-      if (!platform::path_is_directory(value))
-        error->all(FLERR, "pair_style metatomic-tc: extensions '" + value + "' is not a directory");
-      options.extensions = value;
-    } else if (keyword == "layers") {
-      try {
-        mtc::check_layers(value);
-      } catch (const std::exception &invalid) {
-        problem = mtc::one_line(invalid);
-      }
-      if (!problem.empty())
-        error->all(FLERR, "pair_style metatomic-tc: layers '" + value + "': " + problem);
-      options.layers = value;
-    } else if (keyword == "scale") {
-      if (!utils::is_double(value))
-        must_be("a number");
-      scale = utils::numeric(FLERR, value, false, lmp);
-    } else if (keyword == "uncertainty_threshold") {
-      options.uncertainty = !no;
-      if (!no) {
-        if (!utils::is_double(value) || utils::numeric(FLERR, value, false, lmp) <= 0.0)
-          must_be("a number above 0 or off");
-        options.uncertainty_threshold = utils::numeric(FLERR, value, false, lmp);
-      }
-    } else if (keyword == "memory") {
-      if (value != "auto" && value != "fast" && value != "lean")
-        must_be("auto, fast or lean");
-      options.memory = value == "fast"   ? mtc::ModelOptions::MemoryUse::fast
-                       : value == "lean" ? mtc::ModelOptions::MemoryUse::lean
-                                         : mtc::ModelOptions::MemoryUse::automatic;
-    } else if (keyword == "non_conservative") {
-      if (!yes && !no && value != "forces" && value != "stress")
-        must_be("on, off, forces or stress");
-      options.direct_forces = yes || value == "forces";
-      options.direct_stress = yes || value == "stress";
-    } else if (keyword.compare(0, 7, "variant") == 0) {
-      std::string output = keyword.size() > 8 ? keyword.substr(8) : "";
-      if (output == "non_conservative_forces")
-        output = "non_conservative_force";
-      if (!options.variants.emplace(output, no ? "" : value).second)
-        error->all(FLERR, "pair_style metatomic-tc: variant/non_conservative_force and "
-                          "variant/non_conservative_forces are the same, give one of them");
-    } else {
-      if (!yes && !no)
-        must_be("yes or no");
-      (keyword == "fallback"  ? options.fallback
-       : keyword == "profile" ? profile
-                              : options.check_consistency) = yes;
-    }
-  }
-
-  // Keywords that would have no effect are mistakes.
-  const auto contradiction = [&](const std::string &keyword, const std::string &reason) {
-    error->all(FLERR, "pair_style metatomic-tc: keyword '" + keyword + "' has no effect " + reason);
-  };
-  if (options.mode == "fp32" && given.count("layers"))
-    contradiction("layers", "in mode fp32: all layers are FP32");
-  if (!options.uncertainty && options.variants.count("energy_uncertainty"))
-    contradiction("variant/energy_uncertainty", "with uncertainty_threshold off");
-  if (!options.direct_forces && options.variants.count("non_conservative_force"))
-    contradiction("variant/non_conservative_force", "without non_conservative on or forces");
-  if (!options.direct_stress && options.variants.count("non_conservative_stress"))
-    contradiction("variant/non_conservative_stress", "without non_conservative on or stress");
-
   // Not what was loaded with other settings: pair_coeff has to be given again.
-  options.profile = profile;
-  options_ = options;
-  scale_ = scale;
+  options_ = settings.options;
+  scale_ = settings.scale;
   model_.reset();
   atomic_number_.clear();
   if (allocated)
@@ -327,8 +199,7 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
   }
 }
 
-// ---- setup
-// ---------------------------------------------------------------------------------------
+// ---- setup --------------------------------------------------------------------------------------
 
 void PairMetatomicTC::check_neighbor_settings() {
   // Not neighbor->exclude: it is undefined before the first run.
@@ -466,8 +337,7 @@ double PairMetatomicTC::init_one(int i, int j) {
   return cutghost[i][j] = cutghost[j][i] = seen ? model_->cutoff() : 0.0;
 }
 
-// ---- compute
-// -------------------------------------------------------------------------------------
+// ---- compute ------------------------------------------------------------------------------------
 
 mtc::Cell PairMetatomicTC::cell() const {
   mtc::Cell cell = {{{domain->xprd, 0.0, 0.0}, {0.0, domain->yprd, 0.0}, {0.0, 0.0, domain->zprd}},
@@ -849,8 +719,7 @@ void PairMetatomicTC::check_uncertainty(const std::vector<double> &uncertainties
                  above.size() > 10 ? " ..." : "");
 }
 
-// ---- profile
-// -------------------------------------------------------------------------------------
+// ---- profile ------------------------------------------------------------------------------------
 
 // LAMMPS calls it at the end of a run.
 void PairMetatomicTC::finish() {
