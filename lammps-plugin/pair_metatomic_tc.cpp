@@ -32,6 +32,24 @@ namespace mtc = metatomic_tc::lammps;
 // model, its file or the device may happen on one rank only, where error->all would wait for the
 // others forever: error->one.
 
+static const std::string prefix = "pair_style metatomic-tc: ";
+
+template <typename... Args>
+void PairMetatomicTC::refuse(const std::string &text, const Args &...args) const {
+  if constexpr (sizeof...(args) == 0)
+    error->all(FLERR, prefix + text); // as it is, whatever braces are in it
+  else
+    error->all(FLERR, prefix + text, args...);
+}
+
+template <typename... Args>
+void PairMetatomicTC::warn(const std::string &text, const Args &...args) const {
+  if constexpr (sizeof...(args) == 0)
+    error->warning(FLERR, prefix + text);
+  else
+    error->warning(FLERR, prefix + text, args...);
+}
+
 /// The atomic number that `text` names, by number or by symbol; 0 if it is neither.
 static int parse_element(const std::string &text) {
   if (!text.empty() && text.size() < 4 && text.find_first_not_of("0123456789") == std::string::npos)
@@ -106,7 +124,7 @@ void PairMetatomicTC::settings(int narg, char **arg) {
 
   mtc::Settings settings;
   if (const auto problem = mtc::parse_settings(narg, arg, lmp, settings); !problem.empty())
-    error->all(FLERR, "pair_style metatomic-tc: " + problem);
+    refuse(problem);
 
   // Not what was loaded with other settings: pair_coeff has to be given again.
   options_ = settings.options;
@@ -123,15 +141,13 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
   model_.reset();
 
   if (narg < 3 || strcmp(arg[0], "*") != 0 || strcmp(arg[1], "*") != 0)
-    error->all(FLERR,
-               "pair_style metatomic-tc: expected pair_coeff * * MODEL.pt ELEMENT ... with "
-               "one element for each of the {} atom types",
-               ntypes);
+    refuse("expected pair_coeff * * MODEL.pt ELEMENT ... with "
+           "one element for each of the {} atom types",
+           ntypes);
   if (narg - 3 != ntypes)
-    error->all(FLERR,
-               "pair_style metatomic-tc: expected one element for each of the {} atom types "
-               "after the model file in pair_coeff, found {}",
-               ntypes, narg - 3);
+    refuse("expected one element for each of the {} atom types "
+           "after the model file in pair_coeff, found {}",
+           ntypes, narg - 3);
 
   const auto units =
       std::find_if(std::begin(unit_styles), std::end(unit_styles), [&](const UnitStyle &style) {
@@ -151,13 +167,12 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
       continue;
     atomic_number_[i] = parse_element(element);
     if (atomic_number_[i] <= 0)
-      error->all(FLERR,
-                 "pair_style metatomic-tc: '{}' in pair_coeff, for atom type {}, is not an "
-                 "element: expected a symbol like O, an atomic number or NULL",
-                 element, i);
+      refuse("'{}' in pair_coeff, for atom type {}, is not an "
+             "element: expected a symbol like O, an atomic number or NULL",
+             element, i);
   }
   if (std::count(atomic_number_.begin(), atomic_number_.end(), -1) == ntypes + 1)
-    error->all(FLERR, "pair_style metatomic-tc: all atom types are NULL in pair_coeff");
+    refuse("all atom types are NULL in pair_coeff");
 
   // Like other potentials, models are also found in the directories of LAMMPS_POTENTIALS.
   std::string path = utils::get_potential_file_path(arg[2]);
@@ -176,10 +191,9 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
   for (int i = 1; i <= ntypes; i++)
     if (atomic_number_[i] > 0 && !model_->has_type(atomic_number_[i])) {
       const std::string found = describe_element(atomic_number_[i]);
-      error->all(FLERR,
-                 "pair_style metatomic-tc: the model {} does not know element {} of atom type "
-                 "{}; it knows the atomic numbers {}",
-                 path, found, i, model_->types());
+      refuse("the model {} does not know element {} of atom type "
+             "{}; it knows the atomic numbers {}",
+             path, found, i, model_->types());
     }
 
   masses_checked_ = false;
@@ -195,7 +209,7 @@ void PairMetatomicTC::coeff(int narg, char **arg) {
   if (comm->me == 0) {
     utils::logmesg(lmp, model_->summary() + ", LAMMPS " + lmp->version + "\n");
     for (const auto &warning : model_->warnings())
-      error->warning(FLERR, "pair_style metatomic-tc: " + warning);
+      warn(warning);
   }
 }
 
@@ -218,16 +232,15 @@ void PairMetatomicTC::check_neighbor_settings() {
   for (int i = 1; list && list->ijskip && i <= atom->ntypes; i++)
     for (int j = i; j <= atom->ntypes; j++)
       if (atomic_number_[i] > 0 && atomic_number_[j] > 0 && list->ijskip[i][j])
-        error->all(FLERR,
-                   "pair_style metatomic-tc: the model knows the atom types {} and {}, but their "
-                   "pairs belong to another style of pair_style hybrid; a model needs all pairs of "
-                   "its atoms: use pair_style hybrid/overlay, or NULL for one of them",
-                   i, j);
+        refuse("the model knows the atom types {} and {}, but their "
+               "pairs belong to another style of pair_style hybrid; a model needs all pairs of "
+               "its atoms: use pair_style hybrid/overlay, or NULL for one of them",
+               i, j);
 }
 
 void PairMetatomicTC::init_style() {
   if (!model_)
-    error->all(FLERR, "pair_style metatomic-tc: no model, pair_coeff has to follow pair_style");
+    refuse("no model, pair_coeff has to follow pair_style");
   if (!force->newton_pair)
     error->all(FLERR, "pair_style metatomic-tc needs newton on: forces on ghost atoms go back to "
                       "their owners");
@@ -236,17 +249,16 @@ void PairMetatomicTC::init_style() {
   if (domain->dimension != 3)
     error->all(FLERR, "pair_style metatomic-tc needs dimension 3, not {}", domain->dimension);
   if (neighbor->skin > 10.0 * model_->cutoff())
-    error->all(FLERR,
-               "pair_style metatomic-tc: the neighbor skin is {}, but the cutoff of the model only "
-               "{}; give a smaller one, e.g. neighbor {} bin",
-               neighbor->skin, model_->cutoff(), 0.1 * model_->cutoff());
+    refuse("the neighbor skin is {}, but the cutoff of the model only "
+           "{}; give a smaller one, e.g. neighbor {} bin",
+           neighbor->skin, model_->cutoff(), 0.1 * model_->cutoff());
   // Lists of an earlier run are gone.
   list = nullptr;
   check_neighbor_settings();
   check_masses();
   if (options_.direct_stress && !(domain->xperiodic && domain->yperiodic && domain->zperiodic))
-    error->all(FLERR, "pair_style metatomic-tc: the non-conservative stress needs a box that is "
-                      "periodic in all three directions");
+    refuse("the non-conservative stress needs a box that is "
+           "periodic in all three directions");
 
   // Per-atom virials need every periodic image as an atom of its own, as far as the model reaches.
   atomic_virials_ = false;
@@ -268,11 +280,10 @@ void PairMetatomicTC::init_style() {
       flags |= NeighConst::REQ_GHOST;
     const double range = model_->interaction_range();
     if (!std::isfinite(range) || range < 0.0)
-      error->all(FLERR,
-                 "pair_style metatomic-tc: the model {}, it can only run on one MPI rank, and "
-                 "without computes of a per-atom virial such as stress/atom",
-                 range < 0.0 ? "does not say its interaction range"
-                             : "has an infinite interaction range");
+      refuse("the model {}, it can only run on one MPI rank, and "
+             "without computes of a per-atom virial such as stress/atom",
+             range < 0.0 ? "does not say its interaction range"
+                         : "has an infinite interaction range");
     if (comm->mode != Comm::SINGLE)
       error->all(FLERR,
                  "pair_style metatomic-tc needs comm_modify mode single on several MPI ranks");
@@ -299,10 +310,9 @@ void PairMetatomicTC::check_masses() {
     const double mass = atom->mass[i] * mass_unit_, expected = mtc::masses[element];
     if (std::abs(mass - expected) <= 0.15 * expected || (element == 1 && mass < 4.2))
       continue;
-    error->warning(FLERR,
-                   "pair_style metatomic-tc: atom type {} is {} in pair_coeff, but has mass {} "
-                   "instead of {}: are the elements in the order of the types?",
-                   i, mtc::symbols[element], mass, expected);
+    warn("atom type {} is {} in pair_coeff, but has mass {} "
+         "instead of {}: are the elements in the order of the types?",
+         i, mtc::symbols[element], mass, expected);
   }
 }
 
@@ -447,6 +457,23 @@ std::vector<double> PairMetatomicTC::gather(std::vector<double> own) const {
   return all;
 }
 
+/// A number of all ranks.
+struct Spread {
+  double low, average, high;
+};
+
+/// @param all of `gather`: `width` numbers of each rank, of which this is number `index`
+static Spread spread(const std::vector<double> &all, size_t width, size_t index) {
+  Spread result = {all[index], 0.0, all[index]};
+  for (size_t m = index; m < all.size(); m += width) {
+    result.low = std::min(result.low, all[m]);
+    result.high = std::max(result.high, all[m]);
+    result.average += all[m];
+  }
+  result.average /= static_cast<double>(all.size() / width);
+  return result;
+}
+
 /// How the work is shared among ranks, in one line.
 void PairMetatomicTC::report_atoms() {
   if (comm->nprocs == 1)
@@ -457,13 +484,7 @@ void PairMetatomicTC::report_atoms() {
     return;
   std::string text;
   for (int k = 0; k < 3; k++) {
-    double low = all[k], high = all[k], sum = 0.0;
-    for (size_t m = k; m < all.size(); m += 3) {
-      low = std::min(low, all[m]);
-      high = std::max(high, all[m]);
-      sum += all[m];
-    }
-    const double average = sum / comm->nprocs;
+    const auto [low, average, high] = spread(all, 3, k);
     if (k < 2)
       text += fmt::format("{} {:.0f}/{:.1f}/{:.0f}, ", k ? "ghosts" : "owned atoms", low, average,
                           high);
@@ -477,10 +498,9 @@ void PairMetatomicTC::report_atoms() {
   for (size_t m = 0; m < all.size(); m += 3)
     many += all[m + 1] > all[m];
   if (many > 0)
-    error->warning(FLERR,
-                   "pair_style metatomic-tc: {} of {} ranks evaluate more ghosts than atoms of "
-                   "their own, work that other ranks do, too: fewer ranks may be as fast",
-                   many, comm->nprocs);
+    warn("{} of {} ranks evaluate more ghosts than atoms of "
+         "their own, work that other ranks do, too: fewer ranks may be as fast",
+         many, comm->nprocs);
 }
 
 /// Says what memory a GPU needs, and stops here when it has not got it, instead of at the first
@@ -535,7 +555,7 @@ void PairMetatomicTC::check_memory() {
 /// Stops all ranks for what is wrong on this one, whose message everybody gets.
 void PairMetatomicTC::stop(const std::string &problem) {
   try {
-    error->one(FLERR, "pair_style metatomic-tc: " + problem);
+    error->one(FLERR, prefix + problem);
   } catch (...) {
     // When a rank aborts, what the launcher has not read of its output yet is lost.
     if (comm->nprocs > 1)
@@ -588,20 +608,18 @@ void PairMetatomicTC::compute(int eflag, int vflag) {
     model_->reset_times();
   pvector[0] = 0.0;
   if (eflag_atom && !model_->has_atomic_energies())
-    error->all(FLERR,
-               "pair_style metatomic-tc: the model has no per-atom energies, which a compute "
-               "like pe/atom asks for");
+    refuse("the model has no per-atom energies, which a compute "
+           "like pe/atom asks for");
   if (vflag_atom || cvflag_atom) {
     if (options_.direct_stress)
-      error->all(FLERR, "pair_style metatomic-tc: there is no per-atom virial, which a compute "
-                        "like stress/atom or heat/flux asks for, of a non-conservative stress");
+      refuse("there is no per-atom virial, which a compute "
+             "like stress/atom or heat/flux asks for, of a non-conservative stress");
     if (!model_->has_atomic_energies())
-      error->all(FLERR,
-                 "pair_style metatomic-tc: the model has no per-atom energies, which a per-atom "
-                 "virial needs, which a compute like stress/atom or heat/flux asks for");
+      refuse("the model has no per-atom energies, which a per-atom "
+             "virial needs, which a compute like stress/atom or heat/flux asks for");
     if (!atomic_virials_)
-      error->all(FLERR, "pair_style metatomic-tc: a compute asks for a per-atom virial, but did "
-                        "not when the run began");
+      refuse("a compute asks for a per-atom virial, but did "
+             "not when the run began");
   }
 
   // The age alone does not tell that a list is new when compute was not called at its first step.
@@ -646,10 +664,9 @@ void PairMetatomicTC::evaluate() {
     fail(problem);
   if (const auto failure = model_->graph_failure(); !failure.empty() && !graph_failed_) {
     graph_failed_ = true;
-    error->warning(FLERR,
-                   "pair_style metatomic-tc: on rank {} steps are no CUDA graphs, so small systems "
-                   "are slower: {}",
-                   comm->me, failure);
+    warn("on rank {} steps are no CUDA graphs, so small systems "
+         "are slower: {}",
+         comm->me, failure);
   }
 
   bool finite = std::isfinite(prediction.energy);
@@ -711,12 +728,11 @@ void PairMetatomicTC::check_uncertainty(const std::vector<double> &uncertainties
   std::string names;
   for (size_t i = 0; i < above.size() && i < 10; i++)
     names += fmt::format(" {}", above[i]);
-  error->warning(FLERR,
-                 "pair_style metatomic-tc: at step {} the uncertainty of the energy of {} atoms is "
-                 "above {:.4g}, up to {:.4g}; atom IDs:{}{}",
-                 update->ntimestep, above.size(), threshold,
-                 *std::max_element(uncertainties.begin(), uncertainties.end()), names,
-                 above.size() > 10 ? " ..." : "");
+  warn("at step {} the uncertainty of the energy of {} atoms is "
+       "above {:.4g}, up to {:.4g}; atom IDs:{}{}",
+       update->ntimestep, above.size(), threshold,
+       *std::max_element(uncertainties.begin(), uncertainties.end()), names,
+       above.size() > 10 ? " ..." : "");
 }
 
 // ---- profile ------------------------------------------------------------------------------------
@@ -760,14 +776,9 @@ void PairMetatomicTC::finish() {
   for (size_t m = 0; m < all.size(); m += own.size())
     whole += std::accumulate(&all[m], &all[m] + sections.size(), 0.0) / comm->nprocs;
   for (size_t k = 0; k < sections.size(); k++) {
-    double low = all[k], high = all[k], sum = 0.0;
-    for (size_t m = k; m < all.size(); m += own.size()) {
-      low = std::min(low, all[m]);
-      high = std::max(high, all[m]);
-      sum += all[m] / comm->nprocs;
-    }
+    const auto [low, average, high] = spread(all, own.size(), k);
     text += fmt::format("{:<24}|{:>11.5g} |{:>11.5g} |{:>11.5g} |{:>6.2f}\n", sections[k].first,
-                        low, sum, high, whole > 0.0 ? 100.0 * sum / whole : 0.0);
+                        low, average, high, whole > 0.0 ? 100.0 * average / whole : 0.0);
   }
   double atoms = 0.0, bytes = 0.0;
   for (size_t m = sections.size(); m < all.size(); m += own.size()) {

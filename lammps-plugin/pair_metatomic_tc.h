@@ -115,6 +115,9 @@ private:
   std::vector<double> gather(std::vector<double>) const;
   void report_atoms();
   void check_memory();
+  /// Stops all ranks, which all see the same problem; with `{}` in the text for each argument.
+  template <typename... Args> [[noreturn]] void refuse(const std::string &, const Args &...) const;
+  template <typename... Args> void warn(const std::string &, const Args &...) const;
   [[noreturn]] void stop(const std::string &);
   void fail(const std::string &);
   void evaluate();

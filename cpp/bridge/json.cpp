@@ -110,7 +110,8 @@ std::string json_of(const Hardware &hardware) {
     });
 }
 
-std::string json_of(const ConversionReport &report, const Hardware &hardware) {
+std::string
+json_of(const ConversionReport &report, const Hardware &hardware, const std::string &pattern) {
     auto layer_json = [&](const LinearLayer &layer) {
         auto name = [](const std::string &text) { return json(text); };
         return object({
@@ -133,6 +134,7 @@ std::string json_of(const ConversionReport &report, const Hardware &hardware) {
         {"layers", list(report.layers, layer_json)},
         {"attention", list(report.attention, attention_json)},
         {"fused", json(report.fused)},
+        {"problem", json(report.problem(pattern, ""))},
     });
 }
 

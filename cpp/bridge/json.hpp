@@ -23,8 +23,10 @@ std::string json_of(const Plan &plan);
 std::string json_of(const Hardware &hardware);
 
 /// {"mode", "layers": [{"path", "in_features", "out_features", "replaced", "kernels"}, ...],
-/// "attention": [{"path", "head_size", "kernel"}, ...], "fused"}, with the kernels of `hardware`.
-std::string json_of(const ConversionReport &report, const Hardware &hardware);
+/// "attention": [{"path", "head_size", "kernel"}, ...], "fused", "problem"}, with the kernels of
+/// `hardware`, of a conversion of the layers that match `pattern`.
+std::string
+json_of(const ConversionReport &report, const Hardware &hardware, const std::string &pattern);
 
 /// ["fp32", ...]
 std::string json_of(const std::vector<Mode> &modes);

@@ -99,7 +99,7 @@ convert(const at::Tensor &model, std::string mode, std::string layers, c10::Devi
     auto saved = output.str();
     auto result = at::empty({static_cast<int64_t>(saved.size())}, at::kByte);
     std::copy(saved.begin(), saved.end(), static_cast<char *>(result.mutable_data_ptr()));
-    return {result, json_of(report, hardware(device))};
+    return {result, json_of(report, hardware(device), layers)};
 }
 
 /// `PetStep` for Python, see `metatomic_tc.pet.Step`.

@@ -69,21 +69,6 @@ class ConversionReport:
         """Number of layers that stay in FP32: too small to gain, or not asked for."""
         return len(self.layers) - self.replaced
 
-    def expect_any(self, pattern: str) -> None:
-        """
-        :param pattern: what chose the layers; all may be too small for a mode
-        :raises ValueError: if it left none that compute in ``mode``
-        """
-        if pattern != "*" and self.replaced == 0:
-            examples = ""
-            if self.layers:
-                examples = f", such as {self.layers[0].path} and {self.layers[-1].path}"
-            raise ValueError(
-                f"layers '{pattern}' chooses none of the {len(self.layers)} linear layers{examples}"
-                ", or only such that are too small for a mode; all of them are listed by: "
-                "metatomic-tc info MODEL.pt --layers '*'"
-            )
-
 
 def load(
     path: str | Path,
@@ -112,7 +97,6 @@ def load(
     check_mode(mode)
     with _reading(path, extensions_directory):
         content, report = _converted(_tensor_of(Path(path).read_bytes()), mode, layers)
-    report.expect_any(layers)
     return _model_of(load_script_module(content))
 
 
@@ -169,7 +153,6 @@ def convert_with_report(
     if not isinstance(model, torch.jit.ScriptModule):
         scripted = torch.jit.script(model).eval()
     content, report = convert_script_module(scripted, mode, layers)
-    report.expect_any(layers)
     return _model_of(load_script_module(content)), report
 
 
@@ -211,6 +194,8 @@ def _converted(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     content, text = torch.ops.metatomic_tc.convert(content, mode, layers, device)
     report = json.loads(text)
+    if report["problem"]:
+        raise ValueError(report["problem"])
     found = [LinearLayer(**layer) for layer in report["layers"]]
     attention = [AttentionLayer(**layer) for layer in report["attention"]]
     return content, ConversionReport(report["mode"], found, attention, report["fused"])

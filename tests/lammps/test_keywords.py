@@ -115,7 +115,7 @@ def test_layers_in_a_mode_of_fp32_accuracy(run_lammps, demo_model):
 def test_layers_that_match_nothing(run_lammps, tiny_pet):
     options = "device cpu layers *gnnlayers*"
     error = run_lammps(structures.water(), tiny_pet, "tf32x3", options=options).error
-    assert re.search(r"layers \*gnnlayers\* chooses none of the \d+ linear layers", error)
+    assert re.search(r"layers '\*gnnlayers\*' chooses none of the \d+ linear layers", error)
     assert "gnn_layers" in error
 
 

@@ -58,6 +58,10 @@ struct ConversionReport {
     int64_t replaced() const;
     /// Number of layers that stay in FP32: too small (see `stays_fp32`), or not chosen.
     int64_t left() const;
+    /// What is wrong with the pattern `layers` that chose them: it chose none that uses the mode.
+    /// "" if it did, or is "*".
+    /// @param file for the message; "" if there is none
+    std::string problem(const std::string &layers, const std::string &file) const;
     /// What computes a layer on `hardware` for a million rows: its forward and, if that is
     /// another, its input gradient. Nothing where the shape is not known before the run, or the
     /// hardware does not support the mode.

@@ -605,6 +605,19 @@ int64_t ConversionReport::left() const {
     return static_cast<int64_t>(layers.size()) - replaced();
 }
 
+std::string ConversionReport::problem(const std::string &pattern, const std::string &file) const {
+    if (LayerPattern(pattern).matches_all() || replaced() > 0) {
+        return "";
+    }
+    auto examples =
+        layers.empty() ? "" : ", such as " + layers.front().path + " and " + layers.back().path;
+    return "layers '" + pattern + "' chooses none of the " + std::to_string(layers.size()) +
+           " linear layers" + (file.empty() ? "" : " of " + file) + examples +
+           ", or only such that are too small for a mode; all of them are listed by: metatomic-tc "
+           "info " +
+           (file.empty() ? "MODEL.pt" : file) + " --layers '*'";
+}
+
 std::vector<std::string>
 ConversionReport::kernels(const LinearLayer &layer, const Hardware &hardware) const {
     auto used = layer.replaced ? mode : Mode::fp32;
