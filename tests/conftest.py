@@ -1,12 +1,22 @@
 """Models and structures that tests of several parts share."""
 
+import fcntl
+import os
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
+
+# The matrices of the tests are small: more threads wait longer than they compute, above all where
+# other programs run too. This is for the processes that tests start.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+
+# `test_the_number_of_threads_does_not_matter` uses several.
+torch.set_num_threads(1)
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples" / "water"
@@ -22,63 +32,105 @@ def demo_checkpoint() -> Path:
     return path
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest tests begin first: at the end one process would wait for the other's."""
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+
+
 @pytest.fixture(scope="session")
-def stock_models(demo_checkpoint, tiny_pet_checkpoint, tmp_path_factory) -> dict[str, Path]:
-    """The demo model and `tiny_pet`, written in one process since that takes long to start."""
-    directory = tmp_path_factory.mktemp("stock")
-    paths = {"demo": directory / "demo.pt", "tiny": directory / "tiny.pt"}
-    stock_export({demo_checkpoint: paths["demo"], tiny_pet_checkpoint: paths["tiny"]})
-    return paths
+def made_once(tmp_path_factory) -> Callable[[str, Callable[[Path], None]], Path]:
+    """
+    `made_once(name, make)` is a file or directory of this name, which `make` wrote to the path
+    that it got, once for all processes of pytest-xdist. Tests read it only.
+    """
+    directory = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        directory = directory.parent  # what is above the directories of the workers
+    directory = directory / "made-once"
+    (directory / "unfinished").mkdir(parents=True, exist_ok=True)
+
+    def find_or_make(name: str, make: Callable[[Path], None]) -> Path:
+        path = directory / name
+        with (directory / "unfinished" / f"{name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                make(directory / "unfinished" / name)
+                (directory / "unfinished" / name).rename(path)
+        return path
+
+    return find_or_make
+
+
+@pytest.fixture(scope="session")
+def stock_models(
+    demo_checkpoint, tiny_pet_checkpoint, tiny_two_heads_checkpoint, made_once
+) -> Path:
+    """A directory of models that were written in one process, since that takes long to start."""
+
+    def make(directory: Path) -> None:
+        directory.mkdir(exist_ok=True)
+        names = {
+            demo_checkpoint: "demo.pt",
+            tiny_pet_checkpoint: "tiny.pt",
+            tiny_two_heads_checkpoint: "two-heads.pt",
+        }
+        stock_export({checkpoint: directory / name for checkpoint, name in names.items()})
+
+    return made_once("stock", make)
 
 
 @pytest.fixture(scope="session")
 def demo_model(stock_models) -> Path:
     """The demo model as `mtt export` writes it: plain PyTorch, no metatomic-tc in it."""
-    return stock_models["demo"]
+    return stock_models / "demo.pt"
 
 
 @pytest.fixture(scope="session")
-def tiny_pet_checkpoint(tmp_path_factory) -> Path:
+def tiny_pet_checkpoint(made_once) -> Path:
     """A small PET with random weights and one output, energy."""
-    return save_checkpoint(tiny_pet_model(), tmp_path_factory.mktemp("tiny") / "tiny.ckpt")
+    return made_once("tiny.ckpt", lambda path: save_checkpoint(tiny_pet_model(), path))
 
 
 @pytest.fixture(scope="session")
 def tiny_pet(stock_models) -> Path:
     """`tiny_pet_checkpoint` as `mtt export` writes it."""
-    return stock_models["tiny"]
+    return stock_models / "tiny.pt"
 
 
 @pytest.fixture(scope="session")
-def tiny_two_heads_checkpoint(tmp_path_factory) -> Path:
+def tiny_two_heads_checkpoint(made_once) -> Path:
     """A small PET with random weights and two outputs, energy and non-conservative forces."""
-    path = tmp_path_factory.mktemp("tiny") / "two-heads.ckpt"
-    return save_checkpoint(tiny_pet_model(non_conservative=True), path)
+    return made_once(
+        "two-heads.ckpt",
+        lambda path: save_checkpoint(tiny_pet_model(non_conservative=True), path),
+    )
 
 
 @pytest.fixture(scope="session")
-def tiny_two_heads(tiny_two_heads_checkpoint, tmp_path_factory) -> Path:
+def tiny_two_heads(stock_models) -> Path:
     """`tiny_two_heads_checkpoint` as `mtt export` writes it."""
-    path = tmp_path_factory.mktemp("stock") / "two-heads.pt"
-    stock_export({tiny_two_heads_checkpoint: path})
-    return path
+    return stock_models / "two-heads.pt"
 
 
 @pytest.fixture(scope="session")
-def tiny_llpr_checkpoint(tmp_path_factory) -> Path:
+def tiny_llpr_checkpoint(made_once) -> Path:
     """`tiny_two_heads_checkpoint` in an LLPR model, with an ensemble of four for the energy."""
-    from metatrain.llpr import LLPRUncertaintyModel
 
-    pet = tiny_pet_model(non_conservative=True)
-    model = LLPRUncertaintyModel({"num_ensemble_members": {"energy": 4}}, pet.dataset_info)
-    model.set_wrapped_model(pet)
-    generator = torch.Generator().manual_seed(1)
-    for name, buffer in model.named_buffers():
-        if name.startswith("cholesky_"):
-            size = buffer.shape[0]
-            noise = 0.1 * torch.randn(size, size, generator=generator)
-            buffer.copy_((torch.eye(size) + noise).tril())
-    return save_checkpoint(model, tmp_path_factory.mktemp("tiny") / "llpr.ckpt")
+    def make(path: Path) -> None:
+        from metatrain.llpr import LLPRUncertaintyModel
+
+        pet = tiny_pet_model(non_conservative=True)
+        model = LLPRUncertaintyModel({"num_ensemble_members": {"energy": 4}}, pet.dataset_info)
+        model.set_wrapped_model(pet)
+        generator = torch.Generator().manual_seed(1)
+        for name, buffer in model.named_buffers():
+            if name.startswith("cholesky_"):
+                size = buffer.shape[0]
+                noise = 0.1 * torch.randn(size, size, generator=generator)
+                buffer.copy_((torch.eye(size) + noise).tril())
+        save_checkpoint(model, path)
+
+    return made_once("llpr.ckpt", make)
 
 
 @pytest.fixture(scope="session")
@@ -142,10 +194,9 @@ def tiny_pet_model(non_conservative: bool = False, seed: int = 0):
         return PET(hypers, info).eval()
 
 
-def save_checkpoint(model, path: Path) -> Path:
+def save_checkpoint(model, path: Path) -> None:
     """Write a metatrain model as `mtt train` does."""
     torch.save(model.get_checkpoint(), path)
-    return path
 
 
 def stock_export(models: dict[Path, Path]) -> None:

@@ -76,6 +76,7 @@ def check_modes(program, files, device):
     assert errors["tf32"] > 20 * errors["tf32x3"]
 
 
+@pytest.mark.first
 def test_forces_on_cpu(program, files):
     check_modes(program, files, "cpu")
 

@@ -1,3 +1,4 @@
+import copy
 import re
 import subprocess
 import sys
@@ -9,9 +10,16 @@ import torch
 from lammps_runs import PRESSURE_UNIT, UNITS, Result, execute, write_data
 
 
+@pytest.fixture(scope="session")
+def runs_without_commands() -> dict[tuple, Result]:
+    """What `run_lammps` found, by input, for runs that many tests compare with."""
+    return {}
+
+
 @pytest.fixture
-def run_lammps(tmp_path):
-    """Runs `run 0`, or the `commands` given, for a structure in `pair_style metatomic-tc`."""
+def run_lammps(tmp_path, runs_without_commands):
+    """Runs `run 0`, or the `commands` given, for a structure in `pair_style metatomic-tc`. `run 0`
+    of the same input runs once."""
 
     def run(
         atoms,
@@ -52,6 +60,16 @@ thermo 1
 {commands}
 write_dump all custom final.dump id c_atomic fx fy fz modify sort id format float %20.15g
 """
+        key = (script, (tmp_path / "structure.data").read_text(), ranks)
+        if key not in runs_without_commands:
+            result = read(script, ranks, units)
+            if commands != "run 0":
+                return result
+            runs_without_commands[key] = result
+        # Tests may change what they get.
+        return copy.deepcopy(runs_without_commands[key])
+
+    def read(script, ranks, units):
         code, log = execute(script, tmp_path, ranks)
         result = Result(code, log)
         if code != 0 or "ERROR" in log:
@@ -99,16 +117,18 @@ def reference():
 
 
 @pytest.fixture(scope="session")
-def pair_model(tmp_path_factory):
+def pair_model(made_once):
     """Writes a `PairModel` (see pair_model.py), in a process of its own: the libraries that are
     loaded here would be recorded in the file."""
 
-    def write(trouble="none", height=0.0, dtype="float32", extras=False, kinds=(1, 8)):
-        path = tmp_path_factory.mktemp("pair") / "pair.pt"
+    def find_or_write(trouble="none", height=0.0, dtype="float32", extras=False, kinds=(1, 8)):
         script = Path(__file__).with_name("pair_model.py")
-        arguments = [path, trouble, str(height), dtype, ",".join(map(str, kinds))]
+        arguments = [trouble, str(height), dtype, ",".join(map(str, kinds))]
         arguments += ["extras"] if extras else []
-        subprocess.run([sys.executable, script, *arguments], check=True)
-        return path
 
-    return write
+        def write(path):
+            subprocess.run([sys.executable, script, path, *arguments], check=True)
+
+        return made_once(f"pair-{'-'.join(arguments)}.pt", write)
+
+    return find_or_write

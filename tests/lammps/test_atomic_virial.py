@@ -43,6 +43,7 @@ def test_the_sum_is_the_virial(run_lammps, tiny_pet, tmp_path, structure, ranks)
     assert np.abs(found.forces - run_lammps(atoms, tiny_pet).forces).max() < 2e-5
 
 
+@pytest.mark.first
 def test_one_rank_and_two_agree_during_a_run(run_lammps, tiny_pet, tmp_path):
     atoms = structures.water()
     one, two = (
@@ -53,8 +54,9 @@ def test_one_rank_and_two_agree_during_a_run(run_lammps, tiny_pet, tmp_path):
             tiny_pet,
             ranks=ranks,
             steps=5,
+            # With output at each step LAMMPS wants virials of atoms at each step.
             more="velocity all create 500 1 loop geom\nfix 1 all nve\ntimestep 0.0005\n"
-            "neighbor 0.3 bin\nneigh_modify every 1 delay 0",
+            "neighbor 0.3 bin\nneigh_modify every 1 delay 0\nthermo 5",
         )
         for ranks in [1, 2]
     )

@@ -1,13 +1,13 @@
 """Every example of the documentation runs, and every test that it names exists."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import ase
 import pytest
 import structures
-from lammps_runs import BIN, execute, write_data
+from lammps_runs import execute, write_data
+from metatomic_tc.export import export
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "pair_metatomic-tc.md").read_text()
@@ -23,11 +23,9 @@ def examples():
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory, tiny_llpr_checkpoint, tiny_pet):
+def models(made_once, tiny_llpr_checkpoint, tiny_pet):
     """Models that can do what those of the examples can."""
-    path = tmp_path_factory.mktemp("models") / "llpr.pt"
-    command = [BIN / "metatomic-tc", "export", tiny_llpr_checkpoint, "-o", path]
-    subprocess.run(command, check=True)
+    path = made_once("llpr.pt", lambda path: export(tiny_llpr_checkpoint, path))
     return {"pet-mad-s.pt": path, "water.pt": tiny_pet}
 
 

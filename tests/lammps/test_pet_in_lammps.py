@@ -13,12 +13,14 @@ from metatomic_tc.export import export
 
 
 @pytest.fixture(scope="module")
-def flat_pet(tiny_pet_checkpoint, tmp_path_factory):
+def flat_pet(tiny_pet_checkpoint, made_once):
     """`tiny_pet` with the backend of metatomic-tc."""
-    path = tmp_path_factory.mktemp("flat") / "tiny.pt"
-    result = export(tiny_pet_checkpoint, path, mode="fp32")
-    assert result.backend.startswith("tc"), result.backend
-    return path
+
+    def make(path):
+        result = export(tiny_pet_checkpoint, path, mode="fp32")
+        assert result.backend.startswith("tc"), result.backend
+
+    return made_once("flat.pt", make)
 
 
 STRUCTURES = {

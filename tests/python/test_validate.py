@@ -48,18 +48,17 @@ STATIC = ["single_point", "smoothness"]
 
 
 @pytest.fixture(scope="module")
-def network(tmp_path_factory):
+def network(made_once):
     """Writes a model of network_model.py, in a process of its own."""
-    directory = tmp_path_factory.mktemp("network")
 
-    def write(kind: str = "float32") -> Path:
-        path = directory / f"{kind.replace(' ', '-')}.pt"
-        if not path.exists():
+    def find_or_write(kind: str = "float32") -> Path:
+        def write(path: Path) -> None:
             script = Path(__file__).with_name("network_model.py")
             subprocess.run([sys.executable, script, path, kind], check=True)
-        return path
 
-    return write
+        return made_once(f"network-{kind.replace(' ', '-')}.pt", write)
+
+    return find_or_write
 
 
 @pytest.fixture(scope="module")
@@ -532,6 +531,7 @@ def test_dynamics_are_continued(network, tmp_path):
     assert again["changes"] == pytest.approx(run["changes"], abs=1e-3)
 
 
+@pytest.mark.first
 def test_interrupted_relaxations_in_processes(network, tmp_path, signals_not_ignored):
     """
     What is done is kept, and is that of a single process; nothing is left running. Ctrl-C reaches
@@ -697,6 +697,7 @@ def test_problems_say_what_matters(tmp_path):
 # ---- the demo model ------------------------------------------------------------------------------
 
 
+@pytest.mark.first
 def test_the_demo_model_on_the_cpu(demo_model, tmp_path, capfd):
     """All tests but the whole amount of each: tf32 is caught, tf32x3 is not."""
     options = ["--device", "cpu", "--modes", "tf32x3,tf32", "--quick", "-o", str(tmp_path)]
@@ -713,6 +714,7 @@ def test_the_demo_model_on_the_cpu(demo_model, tmp_path, capfd):
     assert "Single point" in output.out
 
 
+@pytest.mark.first
 def test_everything_quick(demo_model, tmp_path):
     options = ["--device", "cpu", "--quick", "-o", str(tmp_path)]
     assert main(["validate", str(demo_model), *options]) == 0
