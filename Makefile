@@ -54,9 +54,9 @@ cuda: .venv/cuda-tools
 	CUDACXX=$(NVCC) $(BIN)/cmake -S . -B build/cuda -G Ninja -DCMAKE_MAKE_PROGRAM=$(BIN)/ninja \
 		-DPython_EXECUTABLE=$(BIN)/python -DMETATOMIC_TC_CUDA=ON -DMETATOMIC_TC_LAMMPS=OFF \
 		-DCMAKE_CUDA_ARCHITECTURES='80-real;90a-real;100-real'
-	$(BIN)/cmake --build build/cuda --target metatomic_tc
+	$(BIN)/cmake --build build/cuda --target metatomic_tc_kernels
 	PATH="$$(echo $(SITE)/nvidia/cu*/bin):$$PATH" $(BIN)/python .ci/check_cuda.py \
-		"$$(find build/cuda -name libmetatomic_tc.so)" 80 90a 100
+		"$$(find build/cuda -name libmetatomic_tc_kernels.a)" 80 90a 100
 
 clean:
 	rm -rf .venv build examples/water/pet-xs-demo.pt examples/water/log.lammps

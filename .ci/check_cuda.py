@@ -1,6 +1,6 @@
 """Checks in the disassembly that the kernels of a built library run on Tensor Cores.
 
-    check_cuda.py libmetatomic_tc.so 80 90a 100
+    check_cuda.py libmetatomic_tc_kernels.a 80 90a 100
 
 For every architecture: the library holds TF32x3 kernels for it, BF16x6 and BF16x9 ones except for
 compute capability 10.x and 11.x, for 90a also those by wgmma and FP16x3, and each of them has

@@ -1,4 +1,4 @@
-# The CUDA kernels of the target metatomic_tc. cudart is linked statically and cuBLASLt is found at
+# The CUDA kernels, in the target metatomic_tc_kernels. cudart is linked statically and cuBLASLt is found at
 # run time, so that the library loads on machines without CUDA too.
 include(CheckLanguage)
 check_language(CUDA)
@@ -44,7 +44,7 @@ function(add_kernel name header namespace)
     set(file "${CMAKE_CURRENT_BINARY_DIR}/kernels/${name}.cu")
     file(CONFIGURE OUTPUT "${file}" @ONLY CONTENT
         "#include \"@header@\"\n\nnamespace @namespace@ {\n@statements@}\n")
-    target_sources(metatomic_tc PRIVATE "${file}")
+    target_sources(metatomic_tc_kernels PRIVATE "${file}")
 endfunction()
 
 foreach(transposed IN ITEMS false true)
@@ -77,7 +77,7 @@ foreach(type IN ITEMS float double)
     endforeach()
 endforeach()
 
-target_sources(metatomic_tc PRIVATE
+target_sources(metatomic_tc_kernels PRIVATE
     linear/kernels/glu_backward.cu
     pet/kernels/attention_tf32x3.cu
     pet/kernels/rows.cu
@@ -88,10 +88,10 @@ target_sources(metatomic_tc PRIVATE
     product/nonfinite.cu
     product/wgmma/wgmma.cpp
 )
-target_include_directories(metatomic_tc PRIVATE
+target_include_directories(metatomic_tc_kernels PRIVATE
     ${CUTLASS_INCLUDE_DIR} ${CUBLASLT_INCLUDE_DIR})
-target_link_libraries(metatomic_tc PRIVATE CUDA::cudart_static)
-target_compile_options(metatomic_tc PRIVATE
+target_link_libraries(metatomic_tc_kernels PUBLIC CUDA::cudart_static)
+target_compile_options(metatomic_tc_kernels PRIVATE
     $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>)
 list(JOIN CMAKE_CUDA_ARCHITECTURES " " architectures)
 set_source_files_properties(product/gemm_cuda.cpp PROPERTIES
@@ -103,8 +103,8 @@ if(architectures MATCHES "90a")
 endif()
 # linked by the C++ compiler: nvcc's link line can bring a static libstdc++, which does not mix with
 # PyTorch's shared one
-set_target_properties(metatomic_tc PROPERTIES
+set_target_properties(metatomic_tc_kernels PROPERTIES
     CUDA_RUNTIME_LIBRARY None
     CUDA_STANDARD 17
-    LINKER_LANGUAGE CXX
 )
+set_target_properties(metatomic_tc PROPERTIES LINKER_LANGUAGE CXX)
