@@ -72,7 +72,7 @@ do_demo() {
 }
 
 do_tune() {
-    python3 benchmarks/tune_wgmma.py --output "$out/wgmma_tilings.inc"
+    python3 benchmarks/tune_wgmma.py --output "$out/tilings.inc"
 }
 
 do_gemm() {

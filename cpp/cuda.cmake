@@ -55,17 +55,19 @@ foreach(transposed IN ITEMS false true)
             "void run_layout<${products}, ${transposed}>(Kernel, const Gemm &, int *, cudaStream_t)")
     endforeach()
 endforeach()
-# kernel of wgmma, and the widths of its tiles
-foreach(kernel IN ITEMS
-        "Tf32x3 64 128" "Tf32x3TwoParts 64 128" "Fp16x3 64 128" "Fp16x3Shared 128"
-        "Bf16x6 64 128" "Bf16x6TwoParts 64 128" "Bf16x9 64 128" "Bf16x9TwoParts 64 128")
-    string(REPLACE " " ";" kernel "${kernel}")
-    list(POP_FRONT kernel mode)
+set(list product/wgmma/kernels.inc)
+set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${list})
+file(STRINGS ${list} kernels REGEX "^WGMMA_KERNEL")
+foreach(kernel IN LISTS kernels)
+    string(REGEX MATCH "^WGMMA_KERNEL.[a-z0-9_]+, ([A-Za-z0-9]+),.*, (true|false)" match "${kernel}")
+    set(mode ${CMAKE_MATCH_1})
     set(declarations "")
-    foreach(tile_n IN LISTS kernel)
-        list(APPEND declarations
-            "void pack<${mode}, ${tile_n}>(const Plan &, const Gemm &, void *, cudaStream_t)"
-            "void launch<${mode}, ${tile_n}>(const Plan &, const Gemm &, void *, void *, cudaStream_t)")
+    foreach(tile_n IN ITEMS 64 128)
+        if(tile_n EQUAL 128 OR CMAKE_MATCH_2)
+            list(APPEND declarations
+                "void pack<${mode}, ${tile_n}>(const Plan &, const Gemm &, void *, cudaStream_t)"
+                "void launch<${mode}, ${tile_n}>(const Plan &, const Gemm &, void *, void *, cudaStream_t)")
+        endif()
     endforeach()
     add_kernel(wgmma_${mode} product/wgmma/launch.cuh metatomic_tc::wgmma ${declarations})
 endforeach()

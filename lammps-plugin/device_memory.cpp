@@ -50,20 +50,18 @@ std::optional<Memory> Model::estimate_memory(const Structure &structure) {
   part.build_positions = part.positions;
 
   const auto evaluate = [&] {
-    // What an evaluation that failed left of another structure at this address.
-    self.kept_structures.erase(&part);
     // A non-conservative stress needs a cell; it takes no memory.
     if (self.step) {
       PetStep probe(self.module, self.energy_key, false, -1.0);
       probe.set_lean(self.step->lean());
-      const auto &kept = self.kept(part);
+      const auto &kept = self.on_device(part);
       probe.set_structure(kept.types, kept.pairs, part.owned);
       const auto positions = self.to_device(part.positions.data(), {sample, 3}, torch::kFloat64);
       probe.evaluate(positions * self.angstrom, torch::zeros({3, 3}, torch::kFloat64));
     } else {
       self.evaluate_whole(part, self.stress_key.empty());
     }
-    self.kept_structures.erase(&part);
+    part.on_device.reset();
   };
   // The first time weights are packed, which takes memory whatever the number of atoms.
   if (self.step)

@@ -49,7 +49,7 @@ Model::Implementation::Input Model::Implementation::input(const Structure &struc
   Input result;
   result.positions = to_device(structure.positions.data(), {n, 3}, torch::kFloat64);
   auto cell = to_device(structure.cell.rows, {3, 3}, torch::kFloat64);
-  const auto &kept = this->kept(structure);
+  const auto &kept = on_device(structure);
 
   auto positions = result.positions;
   positions.requires_grad_(gradient);
@@ -83,7 +83,7 @@ c10::impl::GenericDict
 Model::Implementation::run(const Structure &structure, const metatomic_torch::System &system,
                            const torch::Dict<std::string, metatomic_torch::ModelOutput> &wanted) {
   const auto options = torch::make_intrusive<metatomic_torch::ModelEvaluationOptionsHolder>(
-      "angstrom", wanted, kept_structures.at(&structure).selected);
+      "angstrom", wanted, on_device(structure).selected);
   return module.forward({std::vector<metatomic_torch::System>{system}, options, check_consistency})
       .toGenericDict();
 }
@@ -92,7 +92,7 @@ const std::vector<int64_t> &
 Model::Implementation::atoms_of(const metatensor_torch::TensorBlock &block,
                                 const Structure &structure, const std::string &what) {
   const auto atoms = block->samples()->column("atom");
-  auto &kept = kept_structures.at(&structure);
+  auto &kept = on_device(structure);
   // Hardly ever different from what it was: compared on the device, it is not copied each time.
   if (kept.atoms.defined() && torch::equal(kept.atoms, atoms) &&
       block->values().size(0) == structure.owned)
@@ -118,7 +118,7 @@ Prediction Model::Implementation::evaluate_whole(const Structure &structure, boo
   const bool strain = virial && stress_key.empty();
   const bool gradient = strain || forces_key.empty();
   const at::AutoGradMode grad_mode(gradient);
-  const bool repeated = kept_structures[&structure].build == structure.build;
+  const bool repeated = is_on_device(structure);
   copied = 0;
   const auto input = this->input(structure, forces_key.empty(), strain);
   stamp(start, times.input);

@@ -234,13 +234,13 @@ void Model::reset_times() {
     at::accelerator::resetPeakStats(implementation_->device.index());
 }
 
-Model::Implementation::Kept &Model::Implementation::kept(const Structure &structure) {
-  auto &kept = kept_structures[&structure];
-  if (kept.build == structure.build)
-    return kept;
+DeviceStructure &Model::Implementation::on_device(const Structure &structure) {
+  if (is_on_device(structure))
+    return *structure.on_device;
   auto start = std::chrono::steady_clock::now();
   const auto n = static_cast<int64_t>(structure.types.size());
-  kept = Kept();
+  structure.on_device = std::make_shared<DeviceStructure>();
+  auto &kept = *structure.on_device;
   kept.types = to_device(structure.types.data(), {n}, torch::kInt32).clone();
   kept.periodic = to_device(structure.build_cell.periodic, {3}, torch::kBool).clone();
   Cell cell = structure.build_cell;
@@ -267,7 +267,7 @@ Model::Implementation::Kept &Model::Implementation::kept(const Structure &struct
 std::vector<Pair> Model::pairs(const Structure &structure) {
   auto &self = *implementation_;
   const OnDevice on_device(self.device);
-  const auto host = self.kept(structure).pairs.to(torch::kCPU).contiguous();
+  const auto host = self.on_device(structure).pairs.to(torch::kCPU).contiguous();
   static_assert(sizeof(Pair) == 5 * sizeof(int32_t));
   std::vector<Pair> pairs(host.size(0));
   std::copy_n(host.data_ptr<int32_t>(), host.numel(), reinterpret_cast<int32_t *>(pairs.data()));

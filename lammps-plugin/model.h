@@ -51,6 +51,9 @@ struct ModelOptions {
   std::string energy_unit = "eV";
 };
 
+/// What the model keeps of a structure where it computes, until its next build.
+struct DeviceStructure;
+
 /// A structure, in units of LAMMPS.
 struct Structure {
   /// Of this step, as `positions`.
@@ -69,6 +72,8 @@ struct Structure {
   int64_t owned = 0;
   /// [n][3], of this step
   std::vector<double> positions;
+  /// The model's.
+  mutable std::shared_ptr<DeviceStructure> on_device;
 };
 
 /// What the model says, in units of LAMMPS.

@@ -5,7 +5,6 @@
 #include "model.h"
 
 #include <chrono>
-#include <map>
 #include <optional>
 
 #include <c10/core/DeviceGuard.h>
@@ -28,6 +27,17 @@ struct NeighborRequest {
   bool full;
 };
 
+struct DeviceStructure {
+  int64_t build = 0;
+  torch::Tensor types, periodic, pairs;
+  /// Of the owned atoms; undefined when these are all.
+  torch::optional<metatensor_torch::Labels> selected;
+  /// The atoms that rows of outputs belong to, as they were seen last, and where that is on the
+  /// host.
+  torch::Tensor atoms;
+  std::vector<int64_t> host_atoms;
+};
+
 struct Model::Implementation {
   Implementation(metatensor_torch::Module loaded) : module(std::move(loaded)) {}
 
@@ -35,18 +45,6 @@ struct Model::Implementation {
   metatomic_torch::ModelCapabilities capabilities;
   std::vector<metatomic_torch::NeighborListOptions> lists;
   std::vector<NeighborRequest> requests;
-  /// What a structure has until its next build, on the device.
-  struct Kept {
-    int64_t build = 0;
-    torch::Tensor types, periodic, pairs;
-    /// Of the owned atoms; undefined when these are all.
-    torch::optional<metatensor_torch::Labels> selected;
-    /// The atoms that rows of outputs belong to, as they were seen last, and where that is on the
-    /// host.
-    torch::Tensor atoms;
-    std::vector<int64_t> host_atoms;
-  };
-  std::map<const Structure *, Kept> kept_structures;
   double interaction_range = 0.0;
   std::string energy_key;
   bool atomic_energies = false;
@@ -117,7 +115,12 @@ struct Model::Implementation {
     copied += static_cast<int64_t>(tensor.nbytes());
     return tensor.to(device);
   }
-  Kept &kept(const Structure &structure);
+  /// Whether the structure has not been built anew since it was evaluated last.
+  static bool is_on_device(const Structure &structure) {
+    return structure.on_device && structure.on_device->build == structure.build;
+  }
+  /// What belongs to the build of `structure`, which is made if it is not there.
+  DeviceStructure &on_device(const Structure &structure);
 
   /// Adds the time since `start` to `sum`, and starts again.
   void stamp(std::chrono::steady_clock::time_point &start, double &sum) const {

@@ -117,6 +117,13 @@ static constexpr UnitStyle unit_styles[] = {{"metal", "angstrom", "eV", 1.0},
                                             {"si", "meter", "joule", 6.02214076e26},
                                             {"electron", "bohr", "hartree", 1.0}};
 
+/// Until pair_coeff is given again, there is none.
+void PairMetatomicTC::forget_model() {
+  model_.reset();
+  structure_.on_device.reset();
+  image_structure_.on_device.reset();
+}
+
 void PairMetatomicTC::settings(int narg, char **arg) {
   if (narg < 1)
     error->all(FLERR, "pair_style metatomic-tc needs a mode: pair_style metatomic-tc MODE "
@@ -129,7 +136,7 @@ void PairMetatomicTC::settings(int narg, char **arg) {
   // Not what was loaded with other settings: pair_coeff has to be given again.
   options_ = settings.options;
   scale_ = settings.scale;
-  model_.reset();
+  forget_model();
   atomic_number_.clear();
   if (allocated)
     allocate();
@@ -138,7 +145,7 @@ void PairMetatomicTC::settings(int narg, char **arg) {
 void PairMetatomicTC::coeff(int narg, char **arg) {
   const int ntypes = atom->ntypes;
   allocate();
-  model_.reset();
+  forget_model();
 
   if (narg < 3 || strcmp(arg[0], "*") != 0 || strcmp(arg[1], "*") != 0)
     refuse("expected pair_coeff * * MODEL.pt ELEMENT ... with "

@@ -104,6 +104,7 @@ private:
   RunTimes times_;
 
   void allocate();
+  void forget_model();
   void check_neighbor_settings();
   metatomic_tc::lammps::Cell cell() const;
   double distance_outside(const double *x) const;

@@ -7,9 +7,9 @@ namespace metatomic_tc::lammps {
 Prediction Model::Implementation::evaluate_step(const Structure &structure) {
   auto start = std::chrono::steady_clock::now();
   const auto n = static_cast<int64_t>(structure.types.size());
-  const bool repeated = kept_structures[&structure].build == structure.build;
+  const bool repeated = is_on_device(structure);
   copied = 0;
-  const auto &kept = this->kept(structure);
+  const auto &kept = on_device(structure);
   if (step_structure != &structure || step_build != structure.build) {
     step->set_structure(kept.types, kept.pairs, structure.owned);
     step_structure = &structure;

@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "info",
-        help="show versions, GPUs and the dispatch table, or what is in a model",
+        help="show versions, GPUs and the tables of kernels, or what is in a model",
         description="Without a model: versions, devices with the modes they support, and the "
         "table that decides what computes a layer. With a model: its outputs, units, cutoffs, "
         "elements and linear layers.",

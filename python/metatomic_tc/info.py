@@ -1,4 +1,4 @@
-"""``metatomic-tc info``: versions, devices, the dispatch table, and what a model is made of."""
+"""``metatomic-tc info``: versions, devices, the tables of kernels, and what a model is made of."""
 
 import platform
 from collections import Counter

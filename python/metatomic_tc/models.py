@@ -58,6 +58,8 @@ class ConversionReport:
     attention: list[AttentionLayer]
     #: number of activations that are computed together with the layer before them, none in ``fp32``
     fused: int
+    #: why the pattern of layers is a mistake: it chose none that uses the mode; else empty
+    problem: str = ""
 
     @property
     def replaced(self) -> int:
@@ -68,6 +70,11 @@ class ConversionReport:
     def left(self) -> int:
         """Number of layers that stay in FP32: too small to gain, or not asked for."""
         return len(self.layers) - self.replaced
+
+    def expect_any(self) -> None:
+        """:raises ValueError: if the pattern of layers chose none that uses the mode"""
+        if self.problem:
+            raise ValueError(self.problem)
 
 
 def load(
@@ -97,6 +104,7 @@ def load(
     check_mode(mode)
     with _reading(path, extensions_directory):
         content, report = _converted(_tensor_of(Path(path).read_bytes()), mode, layers)
+    report.expect_any()
     return _model_of(load_script_module(content))
 
 
@@ -153,6 +161,7 @@ def convert_with_report(
     if not isinstance(model, torch.jit.ScriptModule):
         scripted = torch.jit.script(model).eval()
     content, report = convert_script_module(scripted, mode, layers)
+    report.expect_any()
     return _model_of(load_script_module(content)), report
 
 
@@ -194,11 +203,11 @@ def _converted(
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     content, text = torch.ops.metatomic_tc.convert(content, mode, layers, device)
     report = json.loads(text)
-    if report["problem"]:
-        raise ValueError(report["problem"])
     found = [LinearLayer(**layer) for layer in report["layers"]]
     attention = [AttentionLayer(**layer) for layer in report["attention"]]
-    return content, ConversionReport(report["mode"], found, attention, report["fused"])
+    return content, ConversionReport(
+        report["mode"], found, attention, report["fused"], report["problem"]
+    )
 
 
 def _tensor_of(content: bytes) -> torch.Tensor:

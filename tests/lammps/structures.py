@@ -18,8 +18,13 @@ def water(repeats=2, seed=0):
 
 
 def wrapped(atoms):
-    """Atoms inside the cell, as LAMMPS has them: ASE then rounds the same positions to FP32."""
+    """
+    Atoms inside the cell, as LAMMPS has them: ASE then rounds the same positions to FP32. Without
+    their last bits, which depend on the processor: `velocity create ... loop geom` takes its random
+    numbers from the bits of positions.
+    """
     atoms.wrap(eps=0.0)
+    atoms.positions = atoms.positions.round(8)
     return atoms
 
 

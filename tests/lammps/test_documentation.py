@@ -57,7 +57,7 @@ def test_there_are_as_many_examples_as_models():
 
 
 def test_every_keyword_is_described():
-    source = (ROOT / "lammps-plugin" / "pair_metatomic_tc.cpp").read_text()
+    source = (ROOT / "lammps-plugin" / "keywords.cpp").read_text()
     table = source[source.index("keywords[] = {") :].split(";", 1)[0]
     keywords = re.findall(r'"([^"]+)"', table)
     assert len(keywords) > 10

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from metatomic.torch import AtomisticModel, load_atomistic_model
+from metatomic_tc import modes
+from metatomic_tc.export import export
 from metatomic_tc.model_files import used_modes
 from metatomic_tc.models import convert_script_module, convert_with_report, load_script_module
 from models import energy_and_forces, largest_difference
@@ -513,7 +515,33 @@ def test_activations_of_pet_are_fused(demo_model):
     # twice in the node head and twice in the edge head
     assert found == {"swiglu": 2 * 2, "silu": 2 * 2 + 4}
     assert report.fused == 12
-    assert metatomic_tc.conversion_report(model, "tf32") == replace(report, mode="tf32")
+
+    def without_kernels(report):
+        return replace(report, layers=[replace(layer, kernels=[]) for layer in report.layers])
+
+    again = metatomic_tc.conversion_report(model, "tf32")
+    assert without_kernels(again) == without_kernels(replace(report, mode="tf32"))
+
+
+def test_the_report_names_kernels(tiny_pet_checkpoint, tmp_path):
+    """Of every layer, forward and input gradient, and of attention."""
+    export(tiny_pet_checkpoint, tmp_path / "flat.pt", mode="fp32")
+    model = metatomic_tc.load(tmp_path / "flat.pt")
+    report = metatomic_tc.conversion_report(model, "tf32x3")
+    here = modes.hardware("cuda" if torch.cuda.is_available() else "cpu")
+    for layer in report.layers:
+        used = "tf32x3" if layer.replaced else "fp32"
+        forward = modes.plan(used, here, 2**20, layer.out_features, layer.in_features)
+        gradient = modes.plan(
+            used, here, 2**20, layer.in_features, layer.out_features, forward=False
+        )
+        assert layer.kernels == list(dict.fromkeys([forward["name"], gradient["name"]]))
+    # 4 heads of 32 columns together, in two GNN layers
+    assert [layer.head_size for layer in report.attention] == [8, 8]
+    assert {layer.kernel for layer in report.attention} == {
+        "attention-cuda" if here["cuda"] else "attention-cpu"
+    }
+    assert all(layer.path.startswith("module.") for layer in report.attention)
 
 
 def test_report_of_pet(tiny_pet):

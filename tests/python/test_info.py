@@ -18,7 +18,7 @@ def lines_of(capsys) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("  ") if cell.strip()] for line in lines]
 
 
-def test_versions_devices_and_the_whole_dispatch_table(capsys):
+def test_versions_devices_and_the_whole_tables_of_kernels(capsys):
     assert main(["info"]) == 0
     lines = lines_of(capsys)
     names = {line[0] for line in lines if line}

@@ -80,7 +80,7 @@ def allowance(name: str, kind: str, K: int, device: torch.device) -> float:
     # of two slices (22 to 24 bits) make a little more.
     if name in ("tf32x3", "fp16x3") and kind == "wide-range":
         return 2.5
-    # FP32 BLAS of CPUs adds long sums in blocks; fp16x3 adds its chunks one after the other.
+    # FP32 of CPUs adds long sums in blocks; fp16x3 adds its chunks one after the other.
     if name == "fp16x3" and K > 1024 and device.type == "cpu":
         return 2.5
     return 1.5

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "kernel.cuh"
-#include "modes.hpp"
 #include "pack.cuh"
 #include "product/cuda_status.hpp"
 #include "shared_slices_kernel.cuh"

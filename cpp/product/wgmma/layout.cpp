@@ -105,7 +105,8 @@ void choose_tiling(Plan &plan) {
 
 void set_tiling(Plan &plan, int tile_n, int splits) {
     auto shared = plan.kernel == Kernel::wgmma_fp16x3_shared_slices;
-    if (shared && (plan.problem.K > shared_slices_k || tile_n != 128 || splits != 1)) {
+    auto too_narrow = tile_n == 64 && !form_of(plan.kernel).has_narrow_tiles;
+    if (too_narrow || (shared && (plan.problem.K > shared_slices_k || splits != 1))) {
         throw std::invalid_argument(
             "The kernel " + to_string(plan.kernel) + " has tiles of 128 x 128 and takes K up to " +
             std::to_string(shared_slices_k) + " in one part, but found K = " +

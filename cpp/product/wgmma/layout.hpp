@@ -22,28 +22,21 @@ constexpr int shared_slices_k = 256;
 /// Tiles of a product whose K is in parts and that can use a weight that was packed before.
 constexpr int64_t most_tiles_in_parts = 1024;
 
-/// What the host needs to know of a kernel.
+/// What the host needs to know of a kernel; see kernels.inc.
 struct Form {
     Kernel kernel;
-    /// The kernel for which tilings.inc says how products are cut.
     Kernel tilings;
-    /// Elements of K in one of the kernel's steps.
     int step_k;
-    /// Bytes of all slices of a row of the packed weight in a step of it.
     int weight_row_bytes;
-    /// Whether each row of the weight has a scale.
     bool scaled;
+    bool has_narrow_tiles;
 };
 
 constexpr Form forms[] = {
-    {Kernel::wgmma_tf32x3, Kernel::wgmma_tf32x3, step_k, 256, false},
-    {Kernel::wgmma_tf32x3_two_parts, Kernel::wgmma_tf32x3, step_k, 256, false},
-    {Kernel::wgmma_fp16x3, Kernel::wgmma_fp16x3, step_k, 128, true},
-    {Kernel::wgmma_fp16x3_shared_slices, Kernel::wgmma_fp16x3, 2 * step_k, 128, true},
-    {Kernel::wgmma_bf16x6, Kernel::wgmma_bf16x6, step_k, 192, false},
-    {Kernel::wgmma_bf16x6_two_parts, Kernel::wgmma_bf16x6, step_k, 192, false},
-    {Kernel::wgmma_bf16x9, Kernel::wgmma_bf16x9, step_k, 192, false},
-    {Kernel::wgmma_bf16x9_two_parts, Kernel::wgmma_bf16x9, step_k, 192, false},
+#define WGMMA_KERNEL(kernel, mode, tilings, k, row_bytes, scaled, narrow)                          \
+    {Kernel::kernel, Kernel::tilings, k, row_bytes, scaled, narrow},
+#include "kernels.inc"
+#undef WGMMA_KERNEL
 };
 
 constexpr Form form_of(Kernel kernel) {

@@ -7,7 +7,6 @@
 // 64 rows each, which multiply. A warpgroup has one accumulator for hi·hi and one for the products
 // with a low slice: while the Tensor Cores fill one, the other is added to the sums in FP32.
 #include "epilogue.cuh"
-#include "modes.hpp"
 #include "slices.cuh"
 #include "work.cuh"
 

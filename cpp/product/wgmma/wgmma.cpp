@@ -3,9 +3,24 @@
 #include <stdexcept>
 #include <string>
 
-#include "modes.hpp"
+#include "layout.hpp"
 
 namespace metatomic_tc::wgmma {
+
+/// Of launch.cuh, compiled for the kernels in kernels.inc: enqueues the packing of the weight for
+/// products with tiles of 128 x `TileN`.
+template <typename Mode, int TileN>
+void pack(const Plan &plan, const Gemm &problem, void *packed, cudaStream_t stream);
+
+/// Enqueues such a product, after the packing of the weight if there is no packed one.
+template <typename Mode, int TileN>
+void launch(
+    const Plan &plan, const Gemm &problem, void *packed, void *workspace, cudaStream_t stream
+);
+
+#define WGMMA_KERNEL(kernel, mode, ...) struct mode;
+#include "kernels.inc"
+#undef WGMMA_KERNEL
 
 namespace {
 
@@ -18,8 +33,13 @@ template <typename Mode, int TileN> Functions functions_of_tile() {
     return {&pack<Mode, TileN>, &launch<Mode, TileN>};
 }
 
-template <typename Mode> Functions functions_of(const Plan &plan) {
-    return plan.tile_n == 64 ? functions_of_tile<Mode, 64>() : functions_of_tile<Mode, 128>();
+template <typename Mode, bool HasNarrowTiles> Functions functions_of(const Plan &plan) {
+    if constexpr (HasNarrowTiles) {
+        if (plan.tile_n == 64) {
+            return functions_of_tile<Mode, 64>();
+        }
+    }
+    return functions_of_tile<Mode, 128>();
 }
 
 /// What was compiled for the kernel and the tile of `plan`.
@@ -33,22 +53,11 @@ Functions functions(const Plan &plan) {
     );
 #endif
     switch (plan.kernel) {
-    case Kernel::wgmma_tf32x3:
-        return functions_of<Tf32x3>(plan);
-    case Kernel::wgmma_tf32x3_two_parts:
-        return functions_of<Tf32x3TwoParts>(plan);
-    case Kernel::wgmma_fp16x3:
-        return functions_of<Fp16x3>(plan);
-    case Kernel::wgmma_fp16x3_shared_slices:
-        return functions_of_tile<Fp16x3Shared, 128>();
-    case Kernel::wgmma_bf16x6:
-        return functions_of<Bf16x6>(plan);
-    case Kernel::wgmma_bf16x6_two_parts:
-        return functions_of<Bf16x6TwoParts>(plan);
-    case Kernel::wgmma_bf16x9:
-        return functions_of<Bf16x9>(plan);
-    case Kernel::wgmma_bf16x9_two_parts:
-        return functions_of<Bf16x9TwoParts>(plan);
+#define WGMMA_KERNEL(kernel, mode, tilings, k, row_bytes, scaled, narrow)                          \
+    case Kernel::kernel:                                                                           \
+        return functions_of<mode, narrow>(plan);
+#include "kernels.inc"
+#undef WGMMA_KERNEL
     default:
         throw std::logic_error(to_string(plan.kernel) + " does not use wgmma.");
     }
