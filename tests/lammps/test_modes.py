@@ -41,7 +41,8 @@ def test_start_line_says_what_runs(run_lammps, tiny_pet):
     match = re.fullmatch(
         rf"metatomic-tc: model {tiny_pet}.*, float32, on cpu, mode tf32x3 \(emulated on the CPU\), "
         r"(\d+) linear layers replaced and (\d+) left in FP32; "
-        r"kernels for many rows: cpu-emulated; metatomic-tc [\d.]+, torch 2\.\S+, LAMMPS 22 Jul 2025",
+        r"kernels for many rows: cpu-emulated; "
+        r"metatomic-tc [\d.]+, torch 2\.\S+, LAMMPS 22 Jul 2025",
         lines[0],
     )
     assert match, lines[0]
