@@ -33,13 +33,12 @@ void check_file(const std::string &path) {
   const std::string is_checkpoint =
       path + " is a checkpoint, not an exported model: run \"metatomic-tc export " + path +
       "\" and use the .pt file it writes";
-  if (ends_with(".ckpt"))
-    throw std::runtime_error(is_checkpoint);
-
   std::optional<caffe2::serialize::PyTorchStreamReader> archive;
   try {
     archive.emplace(path);
   } catch (const std::exception &) {
+    if (ends_with(".ckpt"))
+      throw std::runtime_error(is_checkpoint);
     if (start == "PK")
       throw std::runtime_error(path + " is not a metatomic model: it is a damaged or incomplete "
                                       "archive; copy or download the file again");

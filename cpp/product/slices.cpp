@@ -5,6 +5,8 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "bf16_products.hpp"
+
 namespace metatomic_tc {
 
 namespace {
@@ -76,6 +78,21 @@ void split(
     }
 }
 
+/// The `count` largest products of three BF16 slices, in bands of equal scale.
+std::vector<std::vector<std::pair<int, int>>> bf16_bands(int count) {
+    auto bands = std::vector<std::vector<std::pair<int, int>>>();
+    auto last = -1;
+    for (int i = 9 - count; i < 9; i++) {
+        auto pair = bf16_product(i);
+        if (pair.rows + pair.weight != last) {
+            bands.emplace_back();
+        }
+        last = pair.rows + pair.weight;
+        bands.back().emplace_back(pair.rows, pair.weight);
+    }
+    return bands;
+}
+
 } // namespace
 
 const SliceProducts &slice_products(Mode mode) {
@@ -84,18 +101,8 @@ const SliceProducts &slice_products(Mode mode) {
     // lo·lo is below FP32's own rounding error, and so are the three smallest of the nine products
     static const SliceProducts tf32x3 = {F::tf32, 2, 1, {{{1, 0}, {0, 1}}, {{0, 0}}}};
     static const SliceProducts fp16x3 = {F::fp16, 2, 2048, tf32x3.bands, 32};
-    static const SliceProducts bf16x6 = {
-        F::bf16,
-        3,
-        256,
-        {{{2, 0}, {1, 1}, {0, 2}}, {{1, 0}, {0, 1}}, {{0, 0}}},
-    };
-    static const SliceProducts bf16x9 = {
-        F::bf16,
-        3,
-        256,
-        {{{2, 2}}, {{2, 1}, {1, 2}}, {{2, 0}, {1, 1}, {0, 2}}, {{1, 0}, {0, 1}}, {{0, 0}}},
-    };
+    static const SliceProducts bf16x6 = {F::bf16, 3, 256, bf16_bands(6)};
+    static const SliceProducts bf16x9 = {F::bf16, 3, 256, bf16_bands(9)};
     switch (mode) {
     case Mode::tf32:
         return tf32;

@@ -24,6 +24,7 @@
 #include <cuda_runtime.h>
 
 #include "bf16.hpp"
+#include "product/bf16_products.hpp"
 
 namespace metatomic_tc::mma_bf16 {
 
@@ -37,12 +38,6 @@ constexpr int mma_m = 16;
 constexpr int mma_n = 8;
 constexpr int mma_k = 16;
 constexpr int steps = tile_k / mma_k;
-
-/// The slices of A and B in a product.
-struct Product {
-    int a;
-    int b;
-};
 
 /// Shared memory for a slice of 64 columns and 32 k of B. Each element has the 8 k of one lane t,
 /// and the order of the elements lets 8 lanes that read or 16 that write reach all 32 banks.
@@ -299,10 +294,6 @@ __global__ void __launch_bounds__(threads, 2) multiply_kernel(const Gemm problem
     constexpr int fragments = TileM / (warps * mma_m);
     // Four sums at a time: an `mma.sync` need not wait for the one before.
     constexpr int columns = 4 / fragments;
-    // the smallest first; bf16x6 leaves out three
-    constexpr Product products[] = {
-        {2, 2}, {2, 1}, {1, 2}, {2, 0}, {1, 1}, {0, 2}, {1, 0}, {0, 1}, {0, 0}
-    };
     __shared__ typename OperandA<fragments, Aligned>::Shared copied_a;
     __shared__ typename OperandB<TransposeB, Aligned>::Shared copied_b;
     __shared__ SliceOfB shared_b[2][slices];
@@ -359,8 +350,8 @@ __global__ void __launch_bounds__(threads, 2) multiply_kernel(const Gemm problem
                     for (int i = 0; i < fragments; i++) {
 #pragma unroll
                         for (int j = 0; j < columns; j++) {
-                            const auto &slice = a_slices[products[product].a][i][step];
-                            const auto &other = b_slices[products[product].b][j];
+                            const auto &slice = a_slices[bf16_product(product).rows][i][step];
+                            const auto &other = b_slices[bf16_product(product).weight][j];
                             multiply(
                                 sum[i][j],
                                 slice,

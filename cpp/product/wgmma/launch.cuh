@@ -24,7 +24,7 @@ template <int TileN> struct KernelOf<Fp16x3Shared, TileN> {
     static constexpr auto *function = &shared_slices::multiply_kernel<Fp16x3Shared, TileN>;
     static constexpr int shared_bytes = shared_slices::Shared<TileN>::bytes;
     static constexpr int threads = shared_slices::threads;
-    static constexpr int step_k = shared_slices::step_k;
+    static constexpr int step_k = shared_slices::double_step_k;
     static constexpr int rows_at_once = shared_slices::unit_rows;
 };
 

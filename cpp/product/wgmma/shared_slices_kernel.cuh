@@ -16,9 +16,9 @@ constexpr int threads = 512;
 constexpr int slicing_warps = 7;
 /// A step is two halves of 32 elements of K, each with its own scales.
 constexpr int halves = 2;
-constexpr int step_k = halves * wgmma::step_k;
+constexpr int double_step_k = halves * wgmma::step_k;
 /// Steps of sliced rows that there is room for.
-constexpr int slots = shared_slices_k / step_k;
+constexpr int slots = shared_slices_k / double_step_k;
 /// Bytes of a row's two slices in half a step.
 constexpr int row_bytes = 128;
 constexpr int half_bytes = tile_m * row_bytes;
@@ -199,7 +199,7 @@ __device__ void slice(
         if (lane == 0) {
             auto full = shared.unit_full(warp, to);
             ptx::barrier_expect(full, unit_bytes);
-            auto column = step * step_k + index % halves * wgmma::step_k;
+            auto column = step * double_step_k + index % halves * wgmma::step_k;
             auto first_row = coming.tile_row * tile_m + index / halves * unit_rows;
             ptx::copy_box(shared.unit(warp, to), rows_map, column, first_row, full);
         }

@@ -10,6 +10,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include "product/bf16_products.hpp"
 #include "product/tf32.cuh"
 #include "ptx.cuh"
 #include "work.cuh"
@@ -274,20 +275,8 @@ template <int Products, int Parts> struct Bf16 : SixteenBit {
     /// The product number `i` of a part: the small ones first.
     __device__ static constexpr Product product(int part, int i) {
         constexpr int instructions = 2 / Parts;
-        constexpr Product products[] = {
-            {2, 2, 0},
-            {2, 1, 0},
-            {1, 2, 0},
-            {2, 0, 0},
-            {1, 1, 0},
-            {0, 2, 0},
-            {1, 0, 0},
-            {0, 1, 0},
-            {0, 0, 0}
-        };
-        auto result = products[9 - Products + i / instructions];
-        result.instruction = part * instructions + i % instructions;
-        return result;
+        auto pair = bf16_product(9 - Products + i / instructions);
+        return {pair.rows, pair.weight, part * instructions + i % instructions};
     }
 
     /// Slices of two numbers.
