@@ -142,27 +142,64 @@ SlicedMatrix sliced(const Tensor &matrix, Mode mode) {
     return result;
 }
 
-/// The products of a mode on the CPU, added from the smallest band up, chunk by chunk of K where
-/// the mode has chunks. Each is in FP64, since PyTorch may be told to compute FP32 products in less
-/// than FP32, and rounded to FP32: what the slices leave out is all that is left out.
+/// Slices of the rows, and the sum of the slices of the weight that each of them is multiplied by.
+struct Term {
+    std::vector<int> rows, columns;
+    Tensor sum;
+};
+
+/// The products of a mode by slices of the rows: those with the same partners are one term.
+std::vector<Term> terms_of(const SliceProducts &products, const SlicedMatrix &weight) {
+    auto terms = std::vector<Term>();
+    for (int i = 0; i < products.slices; i++) {
+        auto columns = std::vector<int>();
+        for (const auto &band : products.bands) {
+            for (auto [row, column] : band) {
+                if (row == i) {
+                    columns.push_back(column);
+                }
+            }
+        }
+        std::sort(columns.begin(), columns.end());
+        auto same = std::find_if(terms.begin(), terms.end(), [&](const Term &term) {
+            return term.columns == columns;
+        });
+        if (same != terms.end()) {
+            same->rows.push_back(i);
+            continue;
+        }
+        auto sum = at::zeros_like(weight.slices[0]);
+        for (auto j : columns) {
+            sum.add_(weight.slices[j], std::pow(products.scale, -j));
+        }
+        terms.push_back({{i}, columns, sum});
+    }
+    return terms;
+}
+
+/// The products of a mode on the CPU, chunk by chunk of K where the mode has chunks. Sums are in
+/// FP64, since PyTorch may be told to compute FP32 products in less than FP32, and rounded to FP32:
+/// what the slices leave out is all that is left out. A sum of slices is exact in FP64, so products
+/// that share one are computed together.
 Tensor emulated_product(const Tensor &rows, const Tensor &weight, Direction direction, Mode mode) {
     const auto &products = slice_products(mode);
     auto K = rows.size(1);
     auto chunk = products.chunk == 0 ? K : products.chunk;
     auto right = sliced(operand(weight, direction).t(), mode);
+    auto terms = terms_of(products, right);
     auto result = at::zeros({rows.size(0), right.powers.size(0)}, rows.options());
     auto part = at::empty(result.sizes(), result.options().dtype(at::kDouble));
     for (int64_t k = 0; k < K; k += chunk) {
         auto size = std::min(chunk, K - k);
         auto left = sliced(rows.narrow(1, k, size), mode);
         auto beta = 0; // the first product overwrites
-        for (const auto &band : products.bands) {
-            for (auto [i, j] : band) {
-                auto alpha = std::pow(products.scale, -(i + j));
-                auto columns = right.slices[j].narrow(1, k, size).t();
-                part.addmm_(left.slices[i], columns, beta, alpha);
-                beta = 1;
+        for (const auto &term : terms) {
+            auto sum = at::zeros_like(left.slices[0]);
+            for (auto i : term.rows) {
+                sum.add_(left.slices[i], std::pow(products.scale, -i));
             }
+            part.addmm_(sum, term.sum.narrow(1, k, size).t(), beta);
+            beta = 1;
         }
         result.addcmul_(part.to(at::kFloat), left.powers.unsqueeze(1));
     }
