@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <array>
+#include <climits>
 #include <cmath>
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <tuple>
 #include <vector>
+
+#include <dlfcn.h>
 
 #include <ATen/Parallel.h>
 #include <c10/core/DeviceGuard.h>
@@ -110,7 +113,7 @@ Tensor operand(const Tensor &weight, Direction direction) {
     return direction == Direction::forward ? weight.t() : weight;
 }
 
-/// The slices of a matrix, in FP64, and for each of its rows the power of two that undoes their
+/// The slices of a matrix, contiguous, and for each of its rows the power of two that undoes their
 /// scaling.
 struct SlicedMatrix {
     std::vector<Tensor> slices;
@@ -136,72 +139,91 @@ SlicedMatrix sliced(const Tensor &matrix, Mode mode) {
             powers[row] = split(mode, values + row * columns, columns, pointers.data());
         }
     });
-    for (auto &slice : result.slices) {
-        slice = slice.to(at::kDouble);
-    }
     return result;
 }
 
-/// Slices of the rows, and the sum of the slices of the weight that each of them is multiplied by.
-struct Term {
-    std::vector<int> rows, columns;
-    Tensor sum;
-};
+using Sgemm = void(
+    const char *,
+    const char *,
+    const int *,
+    const int *,
+    const int *,
+    const float *,
+    const float *,
+    const int *,
+    const float *,
+    const int *,
+    const float *,
+    float *,
+    const int *
+);
 
-/// The products of a mode by slices of the rows: those with the same partners are one term.
-std::vector<Term> terms_of(const SliceProducts &products, const SlicedMatrix &weight) {
-    auto terms = std::vector<Term>();
-    for (int i = 0; i < products.slices; i++) {
-        auto columns = std::vector<int>();
-        for (const auto &band : products.bands) {
-            for (auto [row, column] : band) {
-                if (row == i) {
-                    columns.push_back(column);
-                }
-            }
-        }
-        std::sort(columns.begin(), columns.end());
-        auto same = std::find_if(terms.begin(), terms.end(), [&](const Term &term) {
-            return term.columns == columns;
-        });
-        if (same != terms.end()) {
-            same->rows.push_back(i);
-            continue;
-        }
-        auto sum = at::zeros_like(weight.slices[0]);
-        for (auto j : columns) {
-            sum.add_(weight.slices[j], std::pow(products.scale, -j));
-        }
-        terms.push_back({{i}, columns, sum});
-    }
-    return terms;
+/// The BLAS that PyTorch computes FP32 products with; null where it has none of this name. It is
+/// looked for in PyTorch's library: a program may have another one, LAMMPS a slow one.
+Sgemm *sgemm() {
+    static auto *const function = [] {
+        auto *library = dlopen("libtorch_cpu.so", RTLD_NOW | RTLD_NOLOAD);
+        return library == nullptr ? nullptr : reinterpret_cast<Sgemm *>(dlsym(library, "sgemm_"));
+    }();
+    return function;
 }
 
-/// The products of a mode on the CPU, chunk by chunk of K where the mode has chunks. Sums are in
-/// FP64, since PyTorch may be told to compute FP32 products in less than FP32, and rounded to FP32:
-/// what the slices leave out is all that is left out. A sum of slices is exact in FP64, so products
-/// that share one are computed together.
+/// `result = alpha * rows * weight[:, k: k + rows.size(1)]ᵀ + beta * result` of contiguous FP32
+/// matrices. Not by PyTorch, which may be told to compute FP32 products in less than FP32.
+void add_product(
+    const Tensor &result,
+    const Tensor &rows,
+    const Tensor &weight,
+    int64_t k,
+    float alpha,
+    float beta
+) {
+    auto *blas = sgemm();
+    if (blas == nullptr || std::max({rows.numel(), weight.numel(), result.numel()}) > INT_MAX) {
+        result.addmm_(rows, weight.narrow(1, k, rows.size(1)).t(), beta, alpha);
+        return;
+    }
+    auto M = static_cast<int>(rows.size(0)), K = static_cast<int>(rows.size(1));
+    auto N = static_cast<int>(weight.size(0)), ldb = static_cast<int>(weight.size(1));
+    // a row-major matrix is the transpose of a column-major one
+    blas(
+        "T",
+        "N",
+        &N,
+        &M,
+        &K,
+        &alpha,
+        weight.const_data_ptr<float>() + k,
+        &ldb,
+        rows.const_data_ptr<float>(),
+        &K,
+        &beta,
+        result.mutable_data_ptr<float>(),
+        &N
+    );
+}
+
+/// The products of a mode on the CPU: each by FP32 BLAS, added from the smallest band up, chunk by
+/// chunk of K where the mode has chunks.
 Tensor emulated_product(const Tensor &rows, const Tensor &weight, Direction direction, Mode mode) {
     const auto &products = slice_products(mode);
     auto K = rows.size(1);
     auto chunk = products.chunk == 0 ? K : products.chunk;
     auto right = sliced(operand(weight, direction).t(), mode);
-    auto terms = terms_of(products, right);
     auto result = at::zeros({rows.size(0), right.powers.size(0)}, rows.options());
-    auto part = at::empty(result.sizes(), result.options().dtype(at::kDouble));
+    auto part = at::empty(result.sizes(), result.options());
     for (int64_t k = 0; k < K; k += chunk) {
         auto size = std::min(chunk, K - k);
         auto left = sliced(rows.narrow(1, k, size), mode);
-        auto beta = 0; // the first product overwrites
-        for (const auto &term : terms) {
-            auto sum = at::zeros_like(left.slices[0]);
-            for (auto i : term.rows) {
-                sum.add_(left.slices[i], std::pow(products.scale, -i));
+        auto beta = 0.0f; // the first product overwrites
+        for (const auto &band : products.bands) {
+            for (auto [i, j] : band) {
+                auto alpha = std::pow(products.scale, static_cast<float>(-(i + j)));
+                add_product(part, left.slices[i], right.slices[j], k, alpha, beta);
+                beta = 1.0f;
             }
-            part.addmm_(sum, term.sum.narrow(1, k, size).t(), beta);
-            beta = 1;
         }
-        result.addcmul_(part.to(at::kFloat), left.powers.unsqueeze(1));
+        result.addcmul_(part, left.powers.unsqueeze(1));
     }
     result.mul_(right.powers);
     // Inf and NaN in, or an overflow of a slice or of what is still to be scaled back: FP32 decides

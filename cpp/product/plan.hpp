@@ -31,7 +31,7 @@ enum class Activation {
 enum class Kernel {
     /// PyTorch's FP32 on the CPU.
     cpu_fp32,
-    /// The mode's slices and products on the CPU, each product in FP64.
+    /// The mode's slices and products on the CPU, each product by FP32 BLAS.
     cpu_emulated,
     /// cuBLASLt, CUBLAS_COMPUTE_32F.
     cublas_fp32,

@@ -201,8 +201,8 @@ def model_text(
     layers = []
     for (in_features, out_features, replaced, kernels), count in sorted(shapes.items()):
         shape = _shape(in_features, out_features)
-        used = shown if replaced else "fp32 (too small to gain)"
-        layers.append((shape, f"{count} x", used, kernels))
+        computes_in = shown if replaced else "fp32 (too small to gain)"
+        layers.append((shape, f"{count} x", computes_in, kernels))
     sections.append(
         _table(
             f"Linear layers {'in' if len(used) < 2 else 'if all were in'} mode {shown}",

@@ -16,7 +16,7 @@ def supported_modes(device: str | torch.device = "cpu") -> list[str]:
     The modes that linear layers can use on a device.
 
     On the CPU every mode is supported, but emulated: the same slices and products as on a GPU,
-    each product in FP64. That is for testing and is slower than ``fp32``. So these are all
+    each product by FP32 BLAS. That is for testing and is slower than ``fp32``. So these are all
     modes that there are.
 
     :param device: a CPU or CUDA device, e.g. ``"cuda"`` or ``torch.device("cuda:1")``

@@ -64,6 +64,7 @@ def test_an_exported_model_shows_its_mode(tiny_pet, tmp_path, capsys):
     assert main(["info", str(tmp_path / "new.pt")]) == 0
     lines = lines_of(capsys)
     assert ["linear layers", "32, exported in mode bf16x9"] in lines
+    assert ["Linear layers in mode bf16x9"] in lines
     assert ["64 -> 256", "2 x", "bf16x9"] in [line[:3] for line in lines]
     assert main(["info", str(tmp_path / "new.pt"), "--mode", "tf32"]) == 0
     assert ["64 -> 256", "2 x", "tf32"] in [line[:3] for line in lines_of(capsys)]
