@@ -140,7 +140,7 @@ const std::vector<KernelRule> &kernel_table() {
     // Two parts cost a few percent, and are where one would be less accurate than native FP32,
     // which is best in short sums and, as cuBLAS splits K, in long ones. Sums of up to 64 products
     // average too little over the errors of two slices: BF16x6 has three, and the exponents of
-    // TF32, but not those of FP16x3. Slices in shared memory have room for K up to 256.
+    // TF32, but not those of FP16x3. Slices in shared memory have room for `shared_slices_k`.
     static const std::vector<KernelRule> table = {
         // mode, CUDA, compute capability from, to, CUDA version from, aligned, fills
         // multiprocessors, tiles from, K from, kernel
@@ -157,7 +157,7 @@ const std::vector<KernelRule> &kernel_table() {
         {Mode::tf32x3, true, 90, 90, 0, no, no, 0, 128, K::wgmma_tf32x3},
         {Mode::tf32x3, true, 90, 90, 0, no, no, 0, 65, K::wgmma_tf32x3_two_parts},
         {Mode::tf32x3, true, 90, 90, 0, no, no, 0, 0, K::wgmma_bf16x6_two_parts},
-        {Mode::fp16x3, true, 90, 90, 0, no, no, 0, 257, K::wgmma_fp16x3},
+        {Mode::fp16x3, true, 90, 90, 0, no, no, 0, wgmma::shared_slices_k + 1, K::wgmma_fp16x3},
         {Mode::fp16x3, true, 90, 90, 0, no, yes, 0, 65, K::wgmma_fp16x3_shared_slices},
         {Mode::fp16x3, true, 90, 90, 0, no, no, 0, 65, K::wgmma_fp16x3},
         {Mode::fp16x3, true, 90, 90, 0, no, no, 0, 0, K::cublas_fp32},
